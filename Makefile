@@ -41,18 +41,18 @@ check-312: .venv-312/stamp
 rehearsal: .venv/dev.stamp .venv-bare/stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
-# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; TRL: 1.4 GB; Ray: 1.5 GB; and programs of
-# the distribution, where that is allowed.
-system-deps: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
+# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; TRL: 1.4 GB; Ray and
+# trackers: 1.8 GB; and programs of the distribution, where that is allowed.
+system-deps: .venv-system/stamp .venv-trl/stamp .venv-extras/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	tests/system/install.sh
 
 # With real systems of others; where CI=true a missing one fails, else it is said. A file is run by one of two processes,
 # so that its servers start once; files go in order, those with vLLM, the longest, first.
-test-system: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
+test-system: .venv-system/stamp .venv-trl/stamp .venv-extras/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	.venv-system/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "system and not long" -rs --durations=25
 
 # What takes long with real systems: whole runs on Slurm and Ray, agents that learn to the end, all tasks of a package.
-test-system-long: .venv-system/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
+test-system-long: .venv-system/stamp .venv-extras/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	.venv-system/bin/python -m pytest -m "system and long" -rs -v
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
@@ -111,10 +111,10 @@ bench-trl: .venv/dev.stamp .venv-trl/stamp
 	.venv-trl/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt -r tests/system/requirements-trl.txt -e ".[data,lora]"
 	touch $@
 
-# Ray, with the versions of this project's own packages.
-.venv-ray/stamp: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[ray]"
+# Ray and the trackers, with the versions of this project's own packages.
+.venv-extras/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-extras
+	.venv-extras/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[ray,wandb,tensorboard,trackio,mlflow,swanlab]"
 	touch $@
 
 # Packages of environments, for the workers of tests alone.
@@ -142,4 +142,4 @@ $(ENVIRONMENTS:%=.venv-%/stamp): .venv-%/stamp: tests/system/environments/requir
 	touch $@
 
 clean:
-	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-ray .venv-system .venv-trl $(ENVIRONMENTS:%=.venv-%) outputs build site *.egg-info
+	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-extras .venv-system .venv-trl $(ENVIRONMENTS:%=.venv-%) outputs build site *.egg-info

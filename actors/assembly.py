@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from actors.packer.loop import PackerActor
     from actors.reward.loop import RewardActor
     from actors.rollout.loop import RolloutActor
+    from actors.trackers.loop import TrackerActor
     from actors.trainer.loop import TrainerActor
     from actors.trajectories.chat import Chat
     from actors.uploader.loop import UploaderActor
@@ -406,6 +407,21 @@ def make_uploader(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "
     return UploaderActor(config, config.push_to_hub, name, metrics)
 
 
+def make_tracker(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "TrackerActor":
+    """Make the actor that sends steps to a tracker: tracker-1 has the second one of `telemetry.trackers`.
+
+    Raises:
+        ConfigError: there is no such tracker.
+    """
+    from actors.trackers.loop import TrackerActor
+
+    index = replica_index(name)
+    if index >= len(config.telemetry.trackers):
+        raise ConfigError(f"telemetry.trackers: has {len(config.telemetry.trackers)} entries, so {name} has none")
+    take(config)
+    return TrackerActor(config, index, name, metrics)
+
+
 def make_engine(config: RunConfig, name: str) -> "Engine":
     """Make the configured engine, for the actor of this name."""
     engine = config.inference.engine
@@ -433,6 +449,7 @@ MAKERS: dict[str, Callable[..., Actor]] = {
     "inference": make_inference,
     "callbacks": make_callbacks,
     "uploader": make_uploader,
+    "tracker": make_tracker,
 }
 
 

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 """Systems whose files `actors import` translates."""
 ACTORS = (
-    *("rollout", "reward", "packer", "trainer", "inference", "inference-pool", "environment", "callbacks", "uploader"),
+    *(
+        "rollout",
+        "reward",
+        "packer",
+        "trainer",
+        "inference",
+        "inference-pool",
+        "environment",
+        "callbacks",
+        "uploader",
+        "tracker",
+    ),
 )
 CLUSTERS = ("slurm", "kubernetes", "ray", "skypilot", "dstack")
 """Kinds of clusters of `actors launch`."""
@@ -133,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--machine", metavar="ACTORS", help=MACHINE)
     check.add_argument("--memory", action="store_true", help="estimate the memory needed, by part")
+    check.add_argument("--sizes", action="store_true", help="estimate the bytes of groups, batches and the ledger")
     simulated = add("simulate", _print, "Simulate a run in virtual time: rate, waiting, lag, limit and cost.")
     add_options(simulated)
     add("topology", _print, "Print each edge of the bus: which end binds, which connects, and the high-water mark.")
@@ -345,6 +357,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from actors.ops.computation import computation
     from actors.ops.device_plan import planned_table
     from actors.ops.fit import busy_ports
     from actors.ops.preflight import preflight
@@ -371,6 +384,12 @@ def _check(arguments: argparse.Namespace) -> int:
     is_spread = config.launch.nodes > 1 and arguments.gpus is None and arguments.machine is None
     if table := _places(arguments) if is_spread else planned_table(config, arguments.gpus, arguments.machine):
         print(table)
+    for choice in computation(config, arguments.gpus):
+        print(choice)
+    if arguments.sizes:
+        from actors.ops.sizes import table as table_of_sizes
+
+        print(table_of_sizes(config))
     if arguments.memory:
         from actors.models.memory import estimate
 

@@ -182,7 +182,7 @@ class Sending:
     def __init__(self, model: ModelConfig, pipe: Connection, store: Any) -> None:
         self._config, self._pipe = model, pipe
         learner = loading.load_model(model, loading.TORCH_DTYPES[model.dtype])
-        self._model = loading.add_lora(learner, model.lora) if model.lora else learner
+        self._model = loading.add_lora(learner, model) if model.lora else learner
         self._group = bare_group(store, 0)
         self._versions = count(1)
         self.num_bytes = sum(t.nbytes for t in formats.weights(self._model, model).tensors.values())

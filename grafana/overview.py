@@ -162,6 +162,15 @@ OVERVIEW = Dashboard(
                     (rate("grpo_callbacks_failures_total", "run, event"), "{{run}} {{event}} raises"),
                 ),
                 plot(
+                    "Trackers",
+                    "Newest step sent to each tracker, steps behind, and failures per second. A tracker that is away "
+                    "delays no step of training, and gets what it has missed.",
+                    "none",
+                    (f"max by (run, name) (grpo_tracker_sent_step{{{MATCH}}})", "{{run}} {{name}} sent step"),
+                    (f"max by (run, name) (grpo_tracker_behind_steps{{{MATCH}}})", "{{run}} {{name}} behind"),
+                    (rate("grpo_tracker_failures_total", "run, name"), "{{run}} {{name}} fails"),
+                ),
+                plot(
                     "Scrape targets",
                     "1 if Prometheus reaches the process, else 0, for each process that the packer lists. At 0 the "
                     "process is gone, or telemetry.metrics_host is an address that Prometheus can't reach.",

@@ -1,12 +1,18 @@
 """Fixtures of all tests. Nothing here imports torch before a test asks for a model."""
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from actors.process.devices import has_gpu
+
+if not has_gpu():
+    # before anything imports Triton, which reads the variable once: kernels are interpreted on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 hypothesis.settings.register_profile("shared machine", deadline=None)  # an example's time says nothing on one
 hypothesis.settings.load_profile("shared machine")
 ModelFolder = Callable[..., Path]

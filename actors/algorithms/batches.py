@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.advantages.shaping import environment_weights
-from actors.algorithms.packing import MicroBatch, pack
+from actors.algorithms.packing import pack
 from actors.algorithms.prefixes import nested
 from schemas.config import RunConfig
 from schemas.messages import SEGMENT_VERSION, ScoredGroup, StepBatch
 
 Ints = NDArray[np.int64]
+BUNDLES_PER_ROW = (1, 2, 4, 8)
+"""Bundles of a group's samples that are tried have at most the capacity divided by each of these."""
 
 
 def batches_of_step(payloads: Sequence[ScoredGroup], config: RunConfig, **header: Any) -> list[StepBatch]:
@@ -39,8 +41,15 @@ def batches_of_step(payloads: Sequence[ScoredGroup], config: RunConfig, **header
         config.trainer.num_minibatches,
         filter_zero_advantages=config.packer.filter_zero_advantages,
         weights={one.label: (one.rl_weight, one.ref_kl_weight) for one in config.environments},
+        prompts_count_once=prompts_count_once(config),
         **header,
     )
+
+
+def prompts_count_once(config: RunConfig) -> bool:
+    """Return whether a group's prompt counts once, by the configuration alone: packer and replay pack alike."""
+    asked = config.packer.count_prompts
+    return asked == "once" or (asked == "auto" and config.model.device == "cuda")
 
 
 def build_batches(
@@ -51,6 +60,7 @@ def build_batches(
     *,
     filter_zero_advantages: bool = False,
     weights: Mapping[str, tuple[float, float]] | None = None,
+    prompts_count_once: bool = False,
     **header: Any,
 ) -> list[StepBatch]:
     """Build the `StepBatch` of each rank; each minibatch is packed separately, so no micro-batch spans two minibatches.
@@ -63,22 +73,16 @@ def build_batches(
         filter_zero_advantages: remove tokens with advantage 0 from the loss, and samples with no other loss token from
             the batches (prime-rl, `orchestrator/train_sink.py`).
         weights: environment label → factors of policy loss and distillation. None or a missing label: 1 and 0.
+        prompts_count_once: pack completions of a group together where that makes fewer micro-batches.
         header: the remaining fields of StepBatch, equal on all ranks (run, term, incarnation, step, …).
     """
     arena = _TokenArena(groups, filter_zero_advantages, weights or {})
     # split first, then remove: which completions have advantage 0 must not move the others to another minibatch
     whole = [arena.samples_of(part) for part in split([group.num_completions for group in groups], num_minibatches)]
     parts = [part[arena.trained[part]] for part in whole]
-    bundles = [arena.bundles(part, sequence_len) for part in parts]
-    nothing: list[list[MicroBatch]] = [[[]] for _ in range(num_ranks)]  # ranks run in lockstep: a dummy on each
-    packed = [pack(sizes, sequence_len, num_ranks) if sizes else nothing for _, sizes in bundles]
+    packed = [arena.packed(part, sequence_len, num_ranks, prompts_count_once) for part in parts]
     ranks = [
-        [
-            arena.arranged(_joined((members[number] for number in micro_batch), np.int64))
-            for (members, _), dealt in zip(bundles, packed, strict=True)
-            for micro_batch in dealt[rank]
-        ]
-        for rank in range(num_ranks)
+        [arena.arranged(micro_batch) for dealt in packed for micro_batch in dealt[rank]] for rank in range(num_ranks)
     ]
     return [
         StepBatch(
@@ -172,14 +176,41 @@ class _TokenArena:
         first, end = np.searchsorted(self.completions, [completions[0], completions[-1] + 1])
         return np.arange(first, end)
 
-    def bundles(self, samples: Ints, capacity: int) -> tuple[list[Ints], list[int]]:
+    def packed(self, samples: Ints, capacity: int, num_ranks: int, prompts_count_once: bool) -> list[list[Ints]]:
+        """Return ranks → micro-batches → samples; equally many micro-batches on each rank.
+
+        Large bundles waste the room that they do not fill, small ones count a prompt many times. So bundles of groups
+        are tried in several sizes, and taken if they make fewer micro-batches than completions packed apart.
+        """
+        if not samples.size:
+            return [[samples] for _ in range(num_ranks)]  # ranks run in lockstep: a dummy on each
+        best = self._dealt(*self.bundles(samples, capacity), capacity, num_ranks)
+        if prompts_count_once:
+            lengths = self.prompt_lengths + self.lengths
+            for divisor in BUNDLES_PER_ROW:
+                # a completion alone may be longer than the bundle
+                limit = max(capacity // divisor, int(lengths[samples].max()))
+                found = self._dealt(*self.bundles(samples, limit, of_groups=True), capacity, num_ranks)
+                best = min(best, found, key=lambda ranks: len(ranks[0]))  # of equally many the first
+        return best
+
+    @staticmethod
+    def _dealt(members: list[Ints], sizes: list[int], capacity: int, num_ranks: int) -> list[list[Ints]]:
+        return [
+            [_joined((members[number] for number in micro_batch), np.int64) for micro_batch in rank]
+            for rank in pack(sizes, capacity, num_ranks)
+        ]
+
+    def bundles(self, samples: Ints, capacity: int, of_groups: bool = False) -> tuple[list[Ints], list[int]]:
         """Return the samples that are packed together, and the tokens of each bundle in a row.
 
         A bundle is the samples of one completion that share prefixes, as many as fit into `capacity`; the prefix counts
-        once. Samples of different completions are packed apart, so each counts its whole prompt.
+        once. Samples of different completions are packed apart, so each counts its whole prompt; with `of_groups`
+        samples of one group are packed together.
         """
         lengths = self.prompt_lengths + self.lengths
-        firsts = np.flatnonzero(np.diff(self.completions[samples])) + 1
+        owners = self._groups if of_groups else self.completions
+        firsts = np.flatnonzero(np.diff(owners[samples])) + 1
         if firsts.size + 1 >= samples.size:  # each completion has one sample
             return list(samples[:, None]), lengths[samples].tolist()
         found: list[list[int]] = []

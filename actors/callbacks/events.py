@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actors.callbacks.progress import Tail, TrainerState, evaluation_log, step_log
+from actors.callbacks.progress import TrainerState, evaluation_log, step_log
+from actors.telemetry.tail import Tail
 
 Call = Callable[..., None]
 

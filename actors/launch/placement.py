@@ -11,7 +11,7 @@ from schemas.errors import ConfigError
 
 CONTROL_PORT = 5555
 """Port of the packer's control address where `bus.control` names none."""
-WITH_PACKER = ("inference-pool", "callbacks", "uploader")
+WITH_PACKER = ("inference-pool", "callbacks", "uploader", "tracker")
 """Kinds of actors that are placed with the packer, whose files they read."""
 
 

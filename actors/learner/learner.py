@@ -48,9 +48,8 @@ from actors.learner.snapshots import (
     restored_control,
 )
 from actors.learner.supervised import SupervisedExamples
-from actors.models import attention, loading
+from actors.models import attention, loading, token_logprobs
 from actors.models.determinism import is_inexact, make_deterministic
-from actors.models.token_logprobs import TokenLogprobs
 from actors.process.fault_points import point
 from bus.weights import Weights
 from schemas.config import RunConfig
@@ -114,7 +113,7 @@ class TorchLearner:
         self.model = self._load()
         self._masters = MasterWeights(self.model, self._load_masters())
         # before any sharding: the transform of the logits is probed on whole weights
-        self._token_logprobs = TokenLogprobs(self.model)
+        self._token_logprobs = token_logprobs.as_configured(self.model, config.model, config.packer.sequence_len)
         self._trainable = [p for p in self.trained.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.trained, config.trainer)
         self._restored_from: Path | None = None
@@ -137,7 +136,7 @@ class TorchLearner:
         if not config.dropout:
             loading.switch_off_dropout(model)
         if config.lora is not None:
-            model = loading.add_lora(model, config.lora)  # after the switch: model.lora.dropout stays on
+            model = loading.add_lora(model, config)  # after the switch: model.lora.dropout stays on
         if config.gradient_checkpointing:
             loading.checkpoint_gradients(model, config)
         if config.compile:
@@ -304,12 +303,16 @@ class TorchLearner:
         measured: dict[str, float] = {"mismatch_max": 0.0}
         numbers = non_empty(batch, minibatch)
         # backward passes accumulate in `parameter.grad`; ranks exchange nothing before the last, unless sharded
-        for number in numbers:
-            _merge(measured, self._backward(part, minibatch, number))
+        found = [self._backward(part, minibatch, number) for number in numbers]
         if self._parallelism.sharded:
             # other ranks may have more micro-batches with samples, and each backward is a collective
             for _ in range(_num_micro_batches(batch, minibatch) - len(numbers)):
                 self._compute_in_vain(dummy_micro_batch(self._device))
+        if found:
+            # read once, behind the last backward pass: a device that is waited for stands still until its next work
+            values = iter(torch.cat([values for _, values in found]).tolist())
+            for names, _ in found:
+                _merge(measured, {name: next(values) for name in names})
         if self._supervised and self._mu(batch.step):
             _merge(measured, self._supervised.backward(batch, minibatch, self._mu(batch.step)))
         for parameter in self._trainable:
@@ -324,9 +327,10 @@ class TorchLearner:
         # × 0: gradients are zeros, so nothing changes
         (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
-    def _backward(self, part: _RankStep, minibatch: int, number: int) -> dict[str, float]:
-        """Compute the gradients of one micro-batch; return loss, sums of metrics, and the largest mismatch."""
-        micro, objective = micro_batch(part.batch, number, self._device), at_step(self._objective, part.batch.step)
+    def _backward(self, part: _RankStep, minibatch: int, number: int) -> tuple[list[str], Tensor]:
+        """Compute the gradients of one micro-batch; return names and values of loss, metrics and largest mismatch."""
+        micro = micro_batch(part.batch, number, self._device, self._config.packer.sequence_len)
+        objective = at_step(self._objective, part.batch.step)
         with self._autocast():
             logprobs_T, entropy_T = self._token_logprobs.of(
                 micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K, objective.entropy_coef > 0
@@ -346,8 +350,8 @@ class TorchLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         measured = output.sums | mismatch_sums(inputs)
         measured |= {"loss": loss.detach(), "entropy": inputs.masked(entropy_T.detach()).sum()}
-        # one tensor, so that the GPU is waited for only once; float64, in which counts of tokens stay exact
-        return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
+        # one tensor on the device; float64, in which counts of tokens stay exact
+        return list(measured), torch.stack([value.detach().double() for value in measured.values()])
 
     # --- the loss ------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ class MicroBatch:
     row: PackedRow
     token_ids_T: Tensor
     """Completion tokens, (T,)."""
-    temperatures_T: Tensor
-    """Sampling temperature of each token, (T,)."""
+    temperatures_T: Tensor | None
+    """Sampling temperature of each token, (T,); None: all are 1."""
     inference_logprobs_T: Tensor
     """Logprobs from the engine, (T,)."""
     advantages_T: Tensor
@@ -49,8 +49,16 @@ def non_empty(batch: StepBatch, minibatch: int | None = None) -> list[int]:
     return [m for m in numbers if batch.micro_batch_offsets[m] < batch.micro_batch_offsets[m + 1]]
 
 
-def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBatch:
-    """Return a micro-batch with samples as tensors on the device."""
+def micro_batch(batch: StepBatch, number: int, device: torch.device, capacity: int | None = None) -> MicroBatch:
+    """Return a micro-batch with samples as tensors on the device.
+
+    Args:
+        batch: batch of the rank.
+        number: number of the micro-batch.
+        device: device of the tensors.
+        capacity: `packer.sequence_len`; if the samples have more tokens in sum, attention keeps no copies of shared
+            tokens. None if they are known to have no more.
+    """
     first, last = (int(i) for i in batch.micro_batch_offsets[number : number + 2])
     start, end = (int(i) for i in batch.sample_offsets[[first, last]])
     offsets = batch.sample_offsets[first : last + 1] - start  # within the micro-batch
@@ -69,13 +77,16 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         array = np.repeat(getattr(batch, name)[first:last], np.diff(offsets) - prompts)
         return torch.from_numpy(array * (batch.loss_mask[start:end][in_completion] > 0)).to(device)
 
+    # compared on the CPU: a comparison on a GPU would wait for the GPU
+    is_tempered = bool((batch.temperatures[start:end][in_completion] != 1).any())
     shares_B = batch.sample_shares[first:last]
     has_branches = np.unique(batch.completions[first:last]).size < last - first
+    has_many_copies = has_branches or (capacity is not None and end - start > capacity)
     shared = batch.sample_shared[first:last].tolist()
     return MicroBatch(
-        row=pack_row(batch.token_ids[start:end], offsets, prompts, shared, device, has_branches),
+        row=pack_row(batch.token_ids[start:end], offsets, prompts, shared, device, has_many_copies),
         token_ids_T=of_completions("token_ids").long(),
-        temperatures_T=of_completions("temperatures"),
+        temperatures_T=of_completions("temperatures") if is_tempered else None,
         inference_logprobs_T=of_completions("logprobs"),
         advantages_T=of_completions("advantages"),
         loss_mask_T=of_completions("loss_mask").bool(),
@@ -105,7 +116,7 @@ def dummy_micro_batch(device: torch.device, num_samples: int = 1, sample_len: in
     return MicroBatch(
         row=row,
         token_ids_T=index_T,
-        temperatures_T=torch.ones(num_tokens, device=device),
+        temperatures_T=None,
         inference_logprobs_T=nothing_T,
         advantages_T=nothing_T,
         loss_mask_T=nothing_T.bool(),

@@ -20,7 +20,7 @@ from actors.learner.parallelism import Parallelism
 from actors.learner.snapshots import Snapshot
 from actors.learner.teacher_server import TeacherServer
 from actors.models import loading
-from actors.models.token_logprobs import TokenLogprobs
+from actors.models.token_logprobs import TokenLogprobs, as_configured
 from actors.models.tokenizer import vocabulary
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
@@ -70,7 +70,8 @@ class ReferenceModels:
         self._policy, self._autocast, self._parallelism = policy, autocast, parallelism
         self._device = loading.device_of(config.model)
         self._wants_reference, has_adapter = config.trainer.reference is not None, config.model.lora is not None
-        self._reference = _frozen(config.model) if self._wants_reference and not has_adapter else None
+        longest = config.packer.sequence_len
+        self._reference = _frozen(config.model, longest) if self._wants_reference and not has_adapter else None
         self._moving: MovingReference | None = None
         if self._reference is not None and config.trainer.reference is not None and config.trainer.reference.sync:
             self._moving = MovingReference(self._reference.model, config.model, config.trainer.reference.sync)
@@ -84,7 +85,7 @@ class ReferenceModels:
             # token by token: the teacher's logprobs are looked up by the policy's token ids
             check_vocabulary(config.model, teacher)
             if server is None:
-                self._teacher = _frozen(teacher, TEACHER_KEY)
+                self._teacher = _frozen(teacher, longest, TEACHER_KEY)
             else:
                 self._server = TeacherServer(server, config.trainer.teacher.path)
 
@@ -180,6 +181,6 @@ def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:
         )
 
 
-def _frozen(config: ModelConfig, key: str = "model.path") -> TokenLogprobs:
+def _frozen(config: ModelConfig, sequence_len: int, key: str = "model.path") -> TokenLogprobs:
     model = loading.load_model(config, loading.TORCH_DTYPES[config.dtype], key=key)
-    return TokenLogprobs(model.requires_grad_(False).eval())
+    return as_configured(model.requires_grad_(False).eval(), config, sequence_len)

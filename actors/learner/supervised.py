@@ -48,18 +48,21 @@ class SupervisedExamples:
     def backward(self, batch: StepBatch, minibatch: int, mu: float) -> dict[str, float]:
         """Compute gradients of one rank's share of a minibatch, × μ; return loss and sums of metrics."""
         rows, num_tokens = self.rows(batch, minibatch)
-        measured = {"loss": 0.0, "sft_nll": 0.0, "sft_tokens": 0.0}
+        measured, found = {"loss": 0.0, "sft_nll": 0.0, "sft_tokens": 0.0}, []
         for each in rows:
-            ones_T = torch.ones(each.token_ids_T.numel(), device=self._device)  # temperature 1, weight 1: not sampled
+            ones_T = torch.ones(each.token_ids_T.numel(), device=self._device)  # weight 1: not sampled
             with self._autocast():
-                logprobs_T, _ = self._policy.of(each.row, each.token_ids_T, ones_T)
+                logprobs_T, _ = self._policy.of(each.row, each.token_ids_T, None)
             supervised = sft_share(logprobs_T, ones_T, num_tokens, with_phi=self._phi)
             # the policy's part of the mixture was differentiated with its own micro-batches
             loss = mixed(torch.zeros_like(supervised), supervised, mu)
             loss.backward()  # type: ignore[no-untyped-call]
-            measured["loss"] += float(loss.detach())
-            measured["sft_nll"] -= float(logprobs_T.detach().double().sum())
+            found.append(torch.stack([loss.detach().double(), logprobs_T.detach().double().sum()]))
             measured["sft_tokens"] += logprobs_T.numel()
+        # read once, behind the last backward pass, since reading waits for the device
+        for loss_of_row, logprobs_of_row in torch.stack(found).tolist() if found else ():
+            measured["loss"] += loss_of_row
+            measured["sft_nll"] -= logprobs_of_row
         return measured
 
     def rows(self, batch: StepBatch, minibatch: int) -> tuple[list[SupervisedRow], int]:

@@ -161,6 +161,11 @@ class Machine:
         """
         # every heartbeat is answered, also a refused or a late one (P6)
         self._touched.add(identity)
+        at = now if arrived is None else arrived
+        if self._says_nothing_new(identity, heartbeat) and self.peers.renew(at, identity, heartbeat):
+            if isinstance(heartbeat, RolloutHeartbeat):
+                self._ask(identity, heartbeat.free_slots if heartbeat.phase == "running" else 0)
+            return
         # two packers of one run: the one with the newer term is followed, and this one ends (P2)
         if heartbeat.run == self.run and heartbeat.term > self.term:
             raise ProtocolError(
@@ -174,7 +179,7 @@ class Machine:
             self.lost(now, identity)
             self.peers.refuse(identity, refusal)
         before = self.peers.heartbeat_of(identity)
-        counts, replaced = self.peers.heard(now if arrived is None else arrived, identity, heartbeat)
+        counts, replaced = self.peers.heard(at, identity, heartbeat)
         if replaced is not None:
             self._gone(now, replaced)
         if not counts:  # a visitor's or an old heartbeat is answered, nothing more
@@ -411,6 +416,15 @@ class Machine:
             self._roll_back_to(at_most)
 
     # --- rules ---------------------------------------------------------------------------------------------------
+
+    def _says_nothing_new(self, identity: str, heartbeat: Heartbeat) -> bool:
+        """Return whether a heartbeat only renews a lease: it repeats the one before, of a peer without work.
+
+        Trainers and screens are few, and what they are told changes without them.
+        """
+        if isinstance(heartbeat, TrainerHeartbeat | ObserverHeartbeat):
+            return False
+        return heartbeat.repeats(self.peers.heartbeat_of(identity)) and self.is_idle(identity)
 
     def _heard_rollout(self, now: float, identity: str, heartbeat: RolloutHeartbeat) -> None:
         for failure in heartbeat.failures:

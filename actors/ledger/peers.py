@@ -99,6 +99,17 @@ class Peers:
         self.changes[type(heartbeat)] += 1
         return True, replaced
 
+    def renew(self, now: float, identity: str, heartbeat: Heartbeat) -> bool:
+        """Renew the lease of a live peer by a heartbeat that repeats its newest one; False: the heartbeat is late."""
+        if heartbeat.sequence <= self._sequences.get(identity, -1):
+            return False
+        self._sequences[identity] = heartbeat.sequence
+        self._boot_of.pop(heartbeat.name, None)
+        self._boot_of[heartbeat.name] = identity
+        self._leases.start(identity, now)
+        self._heartbeats[identity] = self._by_type[type(heartbeat)][identity] = heartbeat
+        return True
+
     def _wait(self, now: float, identity: str, name: str, holder: str) -> None:
         """Let a visitor wait for the name of a living holder, and refuse the visitor if the holder outlives one lease.
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from actors.models import choices
 from actors.models.attention import implementation
-from schemas.config.model import LoraConfig, ModelConfig
+from actors.models.lora_forward import replace_forward
+from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
 NF4_BLOCK = 64
@@ -36,6 +38,11 @@ def device_of(config: ModelConfig) -> torch.device:
     if config.device == "cuda" and not available:
         raise ConfigError("model.device: cuda, but torch sees no GPU here; use cpu or auto")
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
+
+
+def on_gpu(config: ModelConfig) -> bool:
+    """Return whether the model is computed on a GPU, also if this machine has none for it."""
+    return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
 
 
 def load_model(
@@ -222,8 +229,8 @@ def compile_layers(model: nn.Module) -> None:
         layer.compile(dynamic=True)
 
 
-def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
-    """Return the model with a new adapter (peft). Only the adapter is trainable.
+def add_lora(model: nn.Module, config: ModelConfig) -> nn.Module:
+    """Return the model with a new adapter (peft), as `config.lora` says. Only the adapter is trainable.
 
     Raises:
         ConfigError: peft is not installed, or a module of `target_modules` or `modules_to_save` does not exist, or a
@@ -233,20 +240,22 @@ def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
         import peft
     except ImportError:
         raise ConfigError("model.lora: needs peft; install grpo-actors[lora]") from None
-    targets = config.target_modules
+    lora = config.lora
+    assert lora is not None
+    targets = lora.target_modules
     settings = peft.LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        use_rslora=config.rslora,
-        use_dora=config.dora,
-        init_lora_weights=True if config.init == "kaiming" else config.init,
-        modules_to_save=config.modules_to_save or None,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        init_lora_weights=True if lora.init == "kaiming" else lora.init,
+        modules_to_save=lora.modules_to_save or None,
         task_type="CAUSAL_LM",
     )
-    if config.modules_to_save:
-        _check_modules_to_save(model, config.modules_to_save)
+    if lora.modules_to_save:
+        _check_modules_to_save(model, lora.modules_to_save)
     try:
         adapted = peft.get_peft_model(model, settings)
     except ValueError as error:
@@ -255,6 +264,8 @@ def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
         # peft leaves modules to save in the precision of the base
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    if choices.lora_forward(config, on_gpu(config)).taken == "fused":
+        replace_forward(adapted)
     return adapted  # type: ignore[no-any-return]
 
 

@@ -49,11 +49,11 @@ class LogitTransform:
 
 
 def logprobs_and_entropy(
-    logits_TV: Tensor, token_ids_T: Tensor, temperatures_T: Tensor, entropy_gradient: bool = False
+    logits_TV: Tensor, token_ids_T: Tensor, temperatures_T: Tensor | None, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return logprobs of the chosen tokens, and entropies; (T,) each.
 
-    Logprobs have a gradient, entropies if `entropy_gradient`.
+    Logprobs have a gradient, entropies if `entropy_gradient`. Temperatures None: all are 1.
     """
     with torch.autocast(logits_TV.device.type, enabled=False):  # autocast would compute the product below in bfloat16
         logits_TV, divisors_T = precise(logits_TV), _divisors(temperatures_T)
@@ -72,10 +72,11 @@ def chunked_logprobs_and_entropy(
     weight_VD: Tensor,
     bias_V: Tensor | None,
     token_ids_T: Tensor,
-    temperatures_T: Tensor,
+    temperatures_T: Tensor | None,
     transform: LogitTransform = LogitTransform(),
     entropy_gradient: bool = False,
     chunk_bytes: int | None = None,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return logprobs and entropies from hidden states and a linear output layer; (T,) each.
 
@@ -83,8 +84,10 @@ def chunked_logprobs_and_entropy(
     in the dtype of an active autocast, otherwise in the dtype of the hidden states. Equal arguments give equal bits.
 
     Args:
+        temperatures_T: sampling temperature of each token; None: all are 1, which saves passes over the logits.
         transform: transform of the logits.
         chunk_bytes: bytes of logits per chunk, for tests; by default CHUNK_BYTES.
+        fused: True for the kernels of Triton, which leave logits in the dtype of the product.
     """
     device = hidden_TD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
@@ -94,6 +97,7 @@ def chunked_logprobs_and_entropy(
         dtype=dtype,
         tokens=max(1, (chunk_bytes or CHUNK_BYTES[device]) // (4 * weight_VD.shape[0])),  # 4 bytes per float32 logit
         entropy_gradient=entropy_gradient,
+        fused=fused,
         ahead=torch.is_grad_enabled() and hidden_TD.requires_grad and not learns_head and not entropy_gradient,
     )
     with torch.autocast(device, enabled=False):  # every dtype below is explicit
@@ -108,9 +112,9 @@ def precise(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _divisors(temperatures_T: Tensor) -> Tensor | None:
+def _divisors(temperatures_T: Tensor | None) -> Tensor | None:
     """Return temperatures as divisors of logits, 1 for greedy sampling; None if all are 1."""
-    if bool((temperatures_T == 1).all()):  # the usual case saves a copy of the logits
+    if temperatures_T is None:
         return None
     return torch.where(temperatures_T > 0, temperatures_T, torch.ones_like(temperatures_T))
 
@@ -128,6 +132,7 @@ class _Plan:
     tokens: int
     """Largest number of tokens in a chunk."""
     entropy_gradient: bool
+    fused: bool
     ahead: bool
     """True if the forward pass computes the gradient of the hidden states per unit of logprob."""
 
@@ -137,8 +142,9 @@ class _Plan:
         return [slice(num_tokens * i // number, num_tokens * (i + 1) // number) for i in range(number)]
 
     def logits(self, hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        """Return transformed, untempered logits in float32, in newly allocated memory."""
-        return self.transform.forward_(precise(linear(hidden_CD, weight_VD, bias_V)))
+        """Return logits in newly allocated memory: transformed and in float32, unless kernels do that later."""
+        product = linear(hidden_CD, weight_VD, bias_V)
+        return product if self.fused else self.transform.forward_(precise(product))
 
     def cast(self, *tensors: Tensor | None) -> list[Any]:
         """Return the tensors in the dtype of the logits."""
@@ -225,6 +231,8 @@ def _computed(
     A function of its own, like `_of_logits`, so that all tensors of a chunk are freed before the next chunk.
     """
     transformed_CV = plan.logits(hidden_CD, weight_VD, bias_V)
+    if plan.fused:
+        return _computed_fused(plan, transformed_CV, weight_VD, ids_C, divisors_C)
     tempered_CV = transformed_CV if divisors_C is None else transformed_CV / divisors_C[:, None]
     # softmax by hand: the same exponentials serve normaliser, entropy and gradient. Less the largest logit, so that no
     # exponential overflows
@@ -241,6 +249,37 @@ def _computed(
     gradient_CV[torch.arange(len(ids_C), device=ids_C.device), ids_C] += 1
     ahead_CD = _untempered_(gradient_CV, transformed_CV, divisors_C, plan) @ weight_VD
     return (logprobs_C, normaliser_C, entropy_C), ahead_CD
+
+
+def _computed_fused(
+    plan: _Plan, logits_CV: Tensor, weight_VD: Tensor, ids_C: Tensor, divisors_C: Tensor | None
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+    """Return what `_computed` returns, by kernels."""
+    from actors.models import fused_output_layer  # here, since it needs Triton
+
+    transform = plan.transform
+    logprobs_C, *found = fused_output_layer.read(logits_CV, ids_C, divisors_C, transform.scale, transform.cap)
+    normaliser_C, entropy_C = found
+    if not plan.ahead:
+        return (logprobs_C, normaliser_C, entropy_C), None
+    per_logprob = (torch.ones_like(logprobs_C), None)
+    gradient_CV = _overwritten(plan, logits_CV, ids_C, divisors_C, (normaliser_C, entropy_C), per_logprob)
+    return (logprobs_C, normaliser_C, entropy_C), gradient_CV @ weight_VD
+
+
+def _overwritten(
+    plan: _Plan,
+    logits_CV: Tensor,
+    ids_C: Tensor,
+    divisors_C: Tensor | None,
+    found: tuple[Tensor, Tensor],
+    gradients: tuple[Tensor, Tensor | None],
+) -> Tensor:
+    from actors.models import fused_output_layer  # here, since it needs Triton
+
+    transform = plan.transform
+    given = (logits_CV, ids_C, divisors_C, found, gradients, transform.scale, transform.cap)
+    return fused_output_layer.overwrite(*given)
 
 
 def _of_logits(
@@ -260,6 +299,9 @@ def _of_logits(
         gradients: gradients of logprobs and entropy.
     """
     (normaliser_C, entropy_C), (of_logprobs_C, of_entropy_C) = found, gradients
+    if plan.fused:
+        of_both = (of_logprobs_C, of_entropy_C if plan.entropy_gradient else None)
+        return _overwritten(plan, transformed_CV, ids_C, divisors_C, found, of_both)
     tempered_CV = transformed_CV if divisors_C is None else transformed_CV / divisors_C[:, None]
     # log p: the normaliser of the forward pass, so that both passes have the same probabilities
     shifted_CV = tempered_CV - normaliser_C[:, None]

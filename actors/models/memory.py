@@ -144,7 +144,7 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
     has_masters = config.lora is None and dtype is not torch.float32
     whole = _base_bytes(model, config)
     if config.lora:
-        model = loading.add_lora(model, config.lora)
+        model = loading.add_lora(model, config)
     trained = [p for p in model.parameters() if p.requires_grad]
     head = model.get_output_embeddings().weight
     # in numbers, since all of them are gathered in the precision of computation, adapters too

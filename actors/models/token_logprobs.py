@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from actors.models.attention import PADDED, PackedRow, attending, pack_row
+from actors.models.attention.rows import UNPADDED, RowLengths
+from actors.models.choices import row_multiple
+from actors.models.loading import TORCH_DTYPES, device_of, on_gpu
 from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
+from actors.models.triton_trial import takes_triton
+from schemas.config.model import ModelConfig
 
 log = structlog.get_logger("learner")
 
@@ -30,10 +35,12 @@ class TokenLogprobs:
 
     Args:
         model: model as it is trained: with its adapter, before sharding.
+        fused: True to compute logprobs by kernels of Triton.
+        lengths: lengths to which rows are padded.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, fused: bool = False, lengths: RowLengths = UNPADDED) -> None:
+        self.model, self._fused, self._lengths = model, fused, lengths
         self._head: Any = model.get_output_embeddings()  # type: ignore[operator]
         self._transform, problem = _transform(model, self._head)
         if problem:
@@ -43,7 +50,7 @@ class TokenLogprobs:
         self,
         row: PackedRow,
         token_ids_T: Tensor,
-        temperatures_T: Tensor,
+        temperatures_T: Tensor | None,
         wanted_K: Tensor | None = None,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
@@ -52,13 +59,15 @@ class TokenLogprobs:
         Args:
             row: one micro-batch.
             token_ids_T: completion tokens of the row.
-            temperatures_T: sampling temperature of each token.
+            temperatures_T: sampling temperature of each token; None: all are 1.
             wanted_K: indices in T to compute; others are 0 and cost nothing. None computes all.
             entropy_gradient: True if entropies need a gradient.
         """
+        row = row.padded(self._lengths.of(len(row.token_ids_R)))
         source_K = row.source_T
         if wanted_K is not None:
-            source_K, token_ids_T, temperatures_T = (x[wanted_K] for x in (source_K, token_ids_T, temperatures_T))
+            source_K, token_ids_T = source_K[wanted_K], token_ids_T[wanted_K]
+            temperatures_T = None if temperatures_T is None else temperatures_T[wanted_K]
         if self._transform is None:
             logits_KV = self.model(**row.forward_arguments(), logits_to_keep=source_K).logits[0]
             found = logprobs_and_entropy(logits_KV, token_ids_T, temperatures_T, entropy_gradient)
@@ -75,7 +84,7 @@ class TokenLogprobs:
         row: PackedRow,
         source_K: Tensor,
         ids_K: Tensor,
-        temperatures_K: Tensor,
+        temperatures_K: Tensor | None,
         gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         found: list[Tensor] = []
@@ -84,7 +93,7 @@ class TokenLogprobs:
         def instead(hidden_1RD: Tensor) -> Tensor:
             hidden_KD, head = hidden_1RD[0].index_select(0, source_K), self._head
             both = chunked_logprobs_and_entropy(
-                hidden_KD, head.weight, head.bias, ids_K, temperatures_K, transform, gradient
+                hidden_KD, head.weight, head.bias, ids_K, temperatures_K, transform, gradient, fused=self._fused
             )
             found.append(torch.stack(both, -1)[None])
             return found[0]  # this very tensor: sharding hooks into the gradient of a module's output
@@ -93,6 +102,22 @@ class TokenLogprobs:
             self.model(**row.forward_arguments())
         logprobs_K, entropy_K = found[0][0].unbind(-1)
         return logprobs_K, entropy_K if gradient else entropy_K.detach()
+
+
+def as_configured(model: nn.Module, config: ModelConfig, sequence_len: int) -> TokenLogprobs:
+    """Return the logprobs of a model, computed as its configuration says.
+
+    Args:
+        model: the model, before sharding.
+        config: configuration of the model.
+        sequence_len: tokens of the longest row.
+
+    Raises:
+        ConfigError: the configured kernels do not run here.
+    """
+    fused = takes_triton(config, device_of(config), TORCH_DTYPES[config.dtype])
+    multiple = int(row_multiple(config, sequence_len, on_gpu(config)).taken)
+    return TokenLogprobs(model, fused, RowLengths(multiple, sequence_len))
 
 
 @contextmanager

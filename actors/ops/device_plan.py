@@ -107,6 +107,7 @@ def _actors(config: RunConfig, processes: Mapping[ScaledRole, int]) -> list[Acto
         "rollout": processes["rollout"],
         "callbacks": int(bool(config.callbacks)),
         "uploader": int(config.push_to_hub is not None),
+        "tracker": len(config.telemetry.trackers),
     }
     return [Actor(kind, index) for kind, number in numbers.items() for index in range(number)]
 

@@ -29,6 +29,8 @@ def not_installed(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         packages.append(("model.attention", "flash_attn", "flash-attn, or take auto"))
     if config.push_to_hub is not None:
         packages.append(("push_to_hub", "huggingface_hub", "grpo-actors[hub]"))
+    for index, tracker in enumerate(config.telemetry.trackers):
+        packages.append((f"telemetry.trackers.{index}", tracker.type, f"grpo-actors[{tracker.type}]"))
     for one in config.environments:
         if isinstance(one, DatasetConfig):
             packages += [(key, name, "grpo-actors[data]") for key, name in one.packages]

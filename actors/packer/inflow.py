@@ -2,11 +2,17 @@
 
 import queue
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.ledger.payload_files import Place
-from schemas.messages import Heartbeat, Message
+from schemas.messages import Heartbeat, InferenceHeartbeat, Message, RewardHeartbeat, RolloutHeartbeat
+
+QUIET_KINDS = (RolloutHeartbeat, RewardHeartbeat, InferenceHeartbeat)
+"""Heartbeats that need not wake the packer if they say nothing new. Screens want newer figures with each heartbeat."""
+MAX_REMEMBERED = 10_000
+"""Greatest number of processes whose newest heartbeat is remembered."""
 
 
 @dataclass(frozen=True)
@@ -44,34 +50,51 @@ Event = BeatHeard | PeerLost | GroupArrived
 
 
 class Inflow:
-    """Queue of events. `put` is for any thread; `take` and `look` are for the main thread."""
+    """Queue of events. `put` is for any thread, `heard` for one; `take` and `look` are for the main thread."""
 
     def __init__(self) -> None:
         # unbounded: heartbeats are limited by the number of peers, groups by the tickets given out
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._quiet: deque[BeatHeard] = deque()
+        """Heartbeats that say nothing new. They wait for the next round, and cause none."""
+        self._newest: dict[str, Heartbeat] = {}
+        """Newest heartbeat of each process, by identity."""
 
     def put(self, event: Event) -> None:
         """Queue an event. Never blocks."""
         self._events.put(event)
 
+    def heard(self, event: BeatHeard) -> None:
+        """Queue a heartbeat; wake the main thread unless it says nothing new but counters. Never blocks."""
+        heartbeat, before = event.heartbeat, self._newest.pop(event.identity, None)
+        self._newest[event.identity] = heartbeat
+        if len(self._newest) > MAX_REMEMBERED:
+            del self._newest[next(iter(self._newest))]
+        if isinstance(heartbeat, QUIET_KINDS) and heartbeat.repeats(before, heartbeat.counters):
+            self._quiet.append(event)
+        else:
+            self._events.put(event)
+
     def take(self, timeout: float, gather: float = 0.0) -> list[Event]:
-        """Return all events in the queue.
+        """Return all events in the queue, and all heartbeats that say nothing new.
 
         Args:
             timeout: longest wait for the first event, in seconds.
             gather: seconds to wait for more events after the first.
         """
+        taken: list[Event] = []
         try:
-            taken = [self._events.get(timeout=timeout)]
-        except queue.Empty:
-            return []
-        if gather > 0.0:
-            time.sleep(gather)
-        while True:
-            try:
+            taken.append(self._events.get(timeout=timeout))
+            if gather > 0.0:
+                time.sleep(gather)
+            while True:
                 taken.append(self._events.get_nowait())
-            except queue.Empty:
-                return taken
+        except queue.Empty:
+            pass
+        # after those that say something new: of one process they are either older, or repeat the newest
+        while self._quiet:
+            taken.append(self._quiet.popleft())
+        return taken
 
     def look(self) -> list[Event]:
         """Return all events in the queue without taking any."""

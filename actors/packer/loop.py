@@ -186,7 +186,7 @@ class PackerActor:
 
     def heard(self, identity: bytes, heartbeat: Heartbeat) -> None:
         """Queue a heartbeat for the next round. Thread-safe."""
-        self.inflow.put(BeatHeard(identity.decode("utf-8", "replace"), heartbeat, self._control.listened))
+        self.inflow.heard(BeatHeard(identity.decode("utf-8", "replace"), heartbeat, self._control.listened))
 
     def _lost(self, identity: bytes) -> None:
         self.inflow.put(PeerLost(identity.decode("utf-8", "replace")))

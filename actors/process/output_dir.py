@@ -22,9 +22,9 @@ REPLACED = (
     *("callbacks.json", "stop.json", "uploads.json"),
 )
 """Files replaced as a whole: each is first written as `.NAME`."""
-FOLDERS = ("checkpoints", "logs", "nodes", "uploads")
+FOLDERS = ("checkpoints", "logs", "nodes", "uploads", "trackers")
 LOG = re.compile(
-    r"up\.log|(node|slurm)-\d+\.log|(packer|trainer|inference|inference-pool|reward|rollout|callbacks|uploader)-\S+\.log"
+    r"up\.log|(node|slurm)-\d+\.log|(packer|trainer|inference|inference-pool|reward|rollout|callbacks|uploader|tracker)-\S+\.log"
 )
 LOCKS = (".up.lock", ".actors.lock")
 WRITTEN = (RESOLVED, *FOLDERS, *REPLACED, *(f".{name}" for name in REPLACED))

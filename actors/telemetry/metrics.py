@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from bus.counts import DROP_REASONS, REFUSALS, EdgeCounts
 from schemas.messages import EngineState, EnvironmentFailure, StopCondition
 
-Actor = Literal["rollout", "reward", "packer", "trainer", "inference", "callbacks", "uploader"]
+Actor = Literal["rollout", "reward", "packer", "trainer", "inference", "callbacks", "uploader", "tracker"]
 ACTORS: tuple[Actor, ...] = get_args(Actor)
 
 # upper limits of histogram buckets; FAST and SLOW in seconds, e.g. for commits and for requests to engines
@@ -375,6 +375,9 @@ SPECS = (
     ),
     Spec("grpo_uploader_pushed_step", "gauge", "Newest step whose checkpoint is on the hub; 0: none yet."),
     Spec("grpo_uploader_pending_checkpoints", "gauge", "Checkpoints that are to be pushed."),
+    Spec("grpo_tracker_failures_total", "counter", "Failures of the tracker; each is followed by another attempt."),
+    Spec("grpo_tracker_sent_step", "gauge", "Newest step sent to the tracker."),
+    Spec("grpo_tracker_behind_steps", "gauge", "Steps recorded that the tracker has not been sent."),
 )
 BUS_SPECS = (
     Spec("grpo_bus_messages_total", "counter", "Messages over an edge, at this end.", _labels(edge=())),

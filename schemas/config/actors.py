@@ -172,6 +172,11 @@ class PackerConfig(Section):
     """Groups in every training step; a step has groups_per_step × `rollout.group_size` completions."""
     sequence_len: Repack[int] = Field(2048, ge=2)
     """Tokens of a packed micro-batch, and the maximum length of a sample (prompt and completion)."""
+    count_prompts: Repack[Literal["auto", "once", "per_completion"]] = "auto"
+    """Count of a group's prompt in the tokens of a micro-batch. `per_completion`: once for each completion. `once`:
+    once in all, as the row holds it, if the step then has fewer micro-batches. `auto`: once if `model.device` is cuda,
+    else per_completion. With `once`, the copies of prompts that `model.attention` padded and flash make of a layer may
+    be many times the row."""
     order: Identity[Literal["ordinal", "arrival"]] = "ordinal"
     """Order in which steps take groups. `ordinal`: as issued, so that a slow group holds up its step. `arrival`: as
     scored groups arrive, so that a slow group trains in a later step (protocol rule P16), and a slow environment leaves

@@ -7,7 +7,9 @@ from pydantic import Field, field_validator
 from schemas.config.base import Section
 from schemas.config.resume_classes import Free
 
-PlacedKind = Literal["packer", "trainer", "inference", "inference-pool", "reward", "rollout", "callbacks", "uploader"]
+PlacedKind = Literal[
+    "packer", "trainer", "inference", "inference-pool", "reward", "rollout", "callbacks", "uploader", "tracker"
+]
 Places = dict[PlacedKind, list[int]]
 """Nodes by kind of actor: a node per process, in the order of their names (trainer-0, trainer-1, …)."""
 

@@ -102,6 +102,11 @@ class ModelConfig(Section):
     """Device of the trainer and of engine `embedded`. `auto`: the GPU if the machine has one, else the CPU."""
     lora: Identity[LoraConfig | None] = None
     """Adapters (LoRA) to train instead of all weights. Empty: all weights are trained."""
+    lora_forward: Free[Literal["auto", "fused", "peft"]] = "auto"
+    """Computation of the adapters, in trainer and engine `embedded`. `peft`: peft's own forward pass. `fused`: the same
+    parameters with fewer passes over wide tensors, and one kept input for all layers that read it; adapters with `dora`
+    or `dropout` stay with peft. `auto`: fused on a GPU; on a CPU fused if the results have the bits of peft's, thus if
+    alpha ÷ rank is a power of two."""
     attention: Free[Literal["auto", "padded", "varlen", "flash", "flex"]] = "auto"
     """Attention implementation of the trainer. A packed row holds several samples, and no sample attends to another.
     `padded` (any device): samples of similar length are gathered into padded blocks. `varlen` (GPU, bfloat16, torch
@@ -109,6 +114,15 @@ class ModelConfig(Section):
     computed once. `flash` (GPU, bfloat16, package flash-attn): the same of flash-attn 2, with soft caps, and with a
     copy of the prompt for each completion. `flex` (GPU): torch's FlexAttention over the whole row. `auto`: padded on a
     CPU; on a GPU varlen, or flex in float32 and with an older torch."""
+    output_layer: Free[Literal["auto", "torch", "triton"]] = "auto"
+    """Computation of logprobs and entropies from the logits of a chunk of tokens, and of the gradient, in the trainer.
+    `torch`: operations of torch, in float32. `triton`: a kernel that reads the logits and a kernel that overwrites them
+    by their gradient; needs Triton, a GPU and a C compiler. `auto`: triton on a GPU that has both, if a trial at the
+    start gives the values of torch; otherwise torch."""
+    row_multiple: Free[int | None] = Field(None, ge=1)
+    """Tokens to multiples of which the trainer pads its rows, at most up to `packer.sequence_len`, so that a GPU sees
+    few different lengths. The padding is in no sample. 1: no padding. Empty: 1 on a CPU; on a GPU an eighth of
+    `packer.sequence_len`, as a multiple of 128."""
     gradient_checkpointing: Free[bool] = False
     """Recomputation of each policy layer in the backward pass instead of keeping its activations: up to a third more
     computation, and much less memory for long rows (transformers' non-reentrant variant)."""

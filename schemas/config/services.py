@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from schemas.config.base import Section
 from schemas.config.engine_base import WeightChannel
 from schemas.config.resume_classes import Free
+from schemas.config.trackers import MetricNames, TrackerConfig
 
 UpdateMode = Literal["drain", "interrupt", "inflight"]
 
@@ -156,3 +157,9 @@ class TelemetryConfig(Section):
     in `output_dir/metrics_targets.json`."""
     sample_groups_per_step: Free[int] = Field(1, ge=0)
     """Groups per step written to `output_dir/samples.jsonl`. 0: none, also of evaluations."""
+    trackers: Free[list[TrackerConfig]] = []
+    """Trackers that get the run's metrics, each by its name or with keys of its own, from a process of its own
+    (`tracker`). Training waits for none of them."""
+    names: Free[MetricNames] = "ours"
+    """Names of metrics in trackers: those of metrics.jsonl, or the names that users of another system look for. Metrics
+    without a name there keep ours."""

@@ -7,6 +7,7 @@ Both carry absolute values only, so that any single message may be lost: the nex
 import hashlib
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from schemas import arrays, limits
@@ -231,6 +232,30 @@ class Heartbeat(Message):
     neighbours: Name = ""
     """Name of the newest `Neighbours` that this process has; empty: none."""
 
+    counters: ClassVar[frozenset[str]] = frozenset()
+    """Fields that change all the time, for which the packer need not be woken."""
+
+    def repeats(self, earlier: "Heartbeat | None", but: frozenset[str] = frozenset()) -> bool:
+        """Return whether this heartbeat says what an earlier one of the same process said.
+
+        Args:
+            earlier: the earlier heartbeat; None: there is none.
+            but: fields that may differ, besides `sequence`. Arrays with rows always count as different.
+        """
+        if type(earlier) is not type(self):
+            return False
+        before = earlier.__dict__
+        for name, value in self.__dict__.items():
+            known = before[name]
+            if value is known or name == "sequence" or name in but:
+                continue
+            if isinstance(value, np.ndarray):
+                if value.size or known.size:
+                    return False
+            elif value != known:
+                return False
+        return True
+
 
 class RolloutHeartbeat(Heartbeat):
     """Report of a rollout actor."""
@@ -249,6 +274,7 @@ class RewardHeartbeat(Heartbeat):
     """Report of a reward actor."""
 
     kind: ClassVar[str] = "reward_heartbeat"
+    counters: ClassVar[frozenset[str]] = frozenset({"load", "calls", "scored", "busy_seconds"})
 
     address: Address
     """Socket address for groups."""
@@ -301,6 +327,7 @@ class InferenceHeartbeat(Heartbeat):
     """Report of an inference actor: address, served policy and load of its engine."""
 
     kind: ClassVar[str] = "inference_heartbeat"
+    counters: ClassVar[frozenset[str]] = frozenset({"load", "generated_tokens", "busy_seconds"})
 
     url: Address
     """URL of the completions API; empty while the engine starts."""

@@ -22,6 +22,7 @@ from schemas.config import RunConfig
 from schemas.errors import ConfigError, RunFailedError
 from schemas.messages import RolloutGroup
 from tests.bus.conftest import MakeConfig, connect
+from tests.marks import first_of
 from tests.ports import free_port
 from tests.schemas.messages.examples import GROUP_FIELDS, example_frames
 
@@ -166,7 +167,7 @@ def _stalled(keys_folder: str, seconds: float, *words: str) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_keys", [False, True])
+@pytest.mark.parametrize("has_keys", first_of([True, False]))
 def test_a_sender_killed_while_its_receiver_stands_still_does_no_harm(tmp_path: Path, has_keys: bool) -> None:
     """Longer than the five seconds between two heartbeats of ZMTP, whose timer would end the receiver's process."""
     if has_keys:

@@ -10,6 +10,7 @@ import pytest
 from actors.cli import _parser, main
 from actors.simulate.models import Times, parse_setting
 from tests.howto.pages import page
+from tests.marks import first_of
 
 PAGE = page("simulate")
 PRINTED = [
@@ -20,7 +21,7 @@ PRINTED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "printed"), PRINTED, ids=[command.strip()[:60] for command, _ in PRINTED])
+@pytest.mark.parametrize(("command", "printed"), first_of(PRINTED))
 def test_a_command_prints_what_the_page_says(
     command: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

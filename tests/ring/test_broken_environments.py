@@ -12,6 +12,7 @@ import pytest
 
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig
+from tests.marks import long_but
 from tests.processes import children, has_ended
 from tests.ring.harness import (
     PATIENCE_SECONDS,
@@ -50,7 +51,7 @@ def check_rewards(config: RunConfig) -> None:
         assert set(record["turns"]) == {3}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", long_but(["SIGKILL", "output", "fork bomb"], WAYS))
 def test_whatever_an_environment_does_to_its_worker_no_example_is_lost(tmp_path: Path, way: str) -> None:
     """Once while it is loaded, reset, stepped and scored: each costs attempts and time, and nothing else."""
     options = {"folder": str(tmp_path), "way": way}

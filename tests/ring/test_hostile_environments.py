@@ -14,6 +14,7 @@ from actors.ops.resume import rewind
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
+from tests.marks import first_of
 from tests.ring.harness import check_promise, ring, ring_config, summary_of, wait_until
 from tests.ring.test_environments import WORLDS
 from tests.ring.test_resume import resolved, weights_of
@@ -136,7 +137,7 @@ def test_a_single_turn_ends_at_its_limit(tmp_path: Path) -> None:
     assert conditions == {"max_turns"}
 
 
-@pytest.mark.parametrize("number", [7_000, 20_000])
+@pytest.mark.parametrize("number", first_of([7_000, 20_000]))
 def test_more_rewards_than_a_message_holds_are_refused_by_name(tmp_path: Path, number: int) -> None:
     """Thousands are trained; beyond the limit the run fails, and its words name environment, number and limit."""
     config = config_of(
@@ -158,7 +159,7 @@ def test_more_rewards_than_a_message_holds_are_refused_by_name(tmp_path: Path, n
         assert "environment names gave 20000 rewards with different names, and at most 8000 travel" in machine.failure
 
 
-@pytest.mark.parametrize("characters", [2_000, 2_000_000])
+@pytest.mark.parametrize("characters", first_of([2_000_000, 2_000]))
 def test_long_texts_of_an_environment_lose_their_middle(tmp_path: Path, characters: int) -> None:
     """`max_message_tokens: 40`: three turns fit into a sequence of 512 tokens, whatever the environment says."""
     config = config_of(

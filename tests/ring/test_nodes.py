@@ -169,6 +169,7 @@ def test_a_signal_to_every_process_of_both_nodes_drains_in_order(tmp_path: Path,
     assert summary_of(config)["ledger"]["reissued"] == 0
 
 
+@pytest.mark.long
 def test_a_node_that_is_started_after_the_end_does_not_wait_for_a_packer(tmp_path: Path) -> None:
     """The packer's node says so at once; the other hears no packer."""
     config = two_nodes(tmp_path, eval={"num_prompts": 0})

@@ -98,6 +98,7 @@ def test_up_killed_in_the_middle_of_a_push_pushes_what_was_missed_and_nothing_tw
     assert [one["commit"] for one in record["pushed"]] == [commit.id for commit in hub.commits("org/model")]
 
 
+@pytest.mark.long
 def test_a_stop_by_a_callback_is_an_end_for_the_strategy_end(tmp_path: Path, hub: ModelHub) -> None:
     """As `train()` of transformers ends after early stopping; the checkpoint of the stop is pushed."""
     stops = {"path": f"{Path(__file__).with_name('callbacks.py')}:Stops", "kwargs": {"step": 4}}

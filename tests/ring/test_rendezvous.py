@@ -12,6 +12,7 @@ import pytest
 from bus.weights.rendezvous import RendezvousReceiver
 from schemas.config import RunConfig
 from schemas.messages import Manifest
+from tests.marks import first_of
 from tests.ring.harness import (
     PATIENCE_SECONDS,
     SHORT_LEASE,
@@ -123,7 +124,7 @@ def test_engines_that_come_and_go_cost_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("how", first_of(["SIGKILL", "SIGSTOP"]))
 def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

@@ -64,7 +64,7 @@ def fork_servers(up: int) -> list[int]:
     return [child.pid for child in children_of(up) if SERVER in child.command]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_outlives_its_fork_servers(tmp_path):
     """Each is killed and frozen together with an actor, more often than servers are started again."""
     config = ring_config(

@@ -1,4 +1,4 @@
-"""The pods of callbacks and uploads in deploy/kubernetes/followers, beside those of a run."""
+"""The pods of callbacks, uploads and trackers in deploy/kubernetes/followers, beside those of a run."""
 
 import shutil
 import subprocess
@@ -67,10 +67,11 @@ def test_followers_are_given_the_time_that_they_take(objects: list[Tree]) -> Non
     """As long as `actors up` waits for them."""
     pods = pods_of(objects)
     assert pods["callbacks"]["terminationGracePeriodSeconds"] > CALLBACKS_END_SECONDS
+    assert pods["tracker"]["terminationGracePeriodSeconds"] > CALLBACKS_END_SECONDS
     assert pods["uploader"]["terminationGracePeriodSeconds"] > PushToHubConfig().end_timeout
 
 
-def test_followers_reach_the_packer_and_the_uploader_the_hub(objects: list[Tree]) -> None:
+def test_followers_reach_the_packer_and_those_that_send_reach_public_services(objects: list[Tree]) -> None:
     """The control port is that of each overlay; private addresses stay closed."""
     policies = {one["metadata"]["name"]: one["spec"] for one in of_kind(objects, "NetworkPolicy")}
     control = [{"port": 5555, "protocol": "TCP"}]
@@ -82,11 +83,11 @@ def test_followers_reach_the_packer_and_the_uploader_the_hub(objects: list[Tree]
     assert (egress["to"][0]["podSelector"]["matchLabels"][NAME], egress["ports"]) == ("packer", control)
     assert policies["packer-followers"]["podSelector"]["matchLabels"][NAME] == "packer"
     assert policies["packer-followers"]["ingress"] == [{"from": [{"podSelector": chosen}], "ports": control}]
-    hub = policies["hub-uploads"]
-    assert hub["podSelector"]["matchExpressions"][0]["values"] == ["uploader"]
+    public = policies["public-services"]
+    assert public["podSelector"]["matchExpressions"][0]["values"] == ["uploader", "tracker"]
     (downloads,) = load_all((ROOT / "gpu-node/hub.yaml").read_text())
-    assert hub["egress"] == downloads["spec"]["egress"]
-    assert set(policies) == {"followers", "packer-followers", "hub-uploads"}
+    assert public["egress"] == downloads["spec"]["egress"]
+    assert set(policies) == {"followers", "packer-followers", "public-services"}
 
 
 @pytest.mark.system

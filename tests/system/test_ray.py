@@ -19,7 +19,7 @@ from tests.system.quickstart import MAX_STEPS, ROOT, pid_of_node, quickstart
 from tests.system.tools import missing
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
-PYTHON = ROOT / ".venv-ray/bin/python"
+PYTHON = ROOT / ".venv-extras/bin/python"
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
 PATIENCE_SECONDS = 300.0
 
@@ -92,7 +92,7 @@ class Ray:
 def ray(tmp_path: Path) -> Iterator[Ray]:
     """A cluster of two nodes; the test is not run without Ray."""
     if not PYTHON.exists():
-        missing("install Ray (make .venv-ray/stamp)")
+        missing("install Ray (make .venv-extras/stamp)")
     made = Ray(tmp_path)
     try:
         yield made

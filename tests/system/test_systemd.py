@@ -23,7 +23,7 @@ from schemas.config.push_to_hub import PushToHubConfig
 from tests.system.tools import tool
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
-KINDS = ("packer", "trainer", "inference", "reward", "rollout", "callbacks", "uploader")
+KINDS = ("packer", "trainer", "inference", "reward", "rollout", "callbacks", "uploader", "tracker")
 EXPOSURE = 3.0
 INSTALL = "apt-get install systemd"
 
@@ -40,7 +40,7 @@ def installed(tmp_path: Path) -> Path:
     assert launcher in shared.read_text()
     shared.write_text(shared.read_text().replace(launcher, str(UNITS / "grpo-actor")))
     _grpo_run(tmp_path, "demo", "packer:0", "trainer:0", "inference:0", "reward:0-1", "rollout:0-3", "callbacks:0",
-              "uploader:0")  # fmt: skip
+              "uploader:0", "tracker:0")  # fmt: skip
     return units
 
 
@@ -126,6 +126,7 @@ def test_times_of_a_unit_are_longer_than_those_of_its_actor(kind: str) -> None:
     ends = {
         "trainer": config.trainer.checkpoint.timeout,
         "callbacks": CALLBACKS_END_SECONDS,
+        "tracker": CALLBACKS_END_SECONDS,
         "uploader": PushToHubConfig().end_timeout,
     }
     assert _seconds(service["TimeoutStopSec"]) > ends.get(kind, 0.0)

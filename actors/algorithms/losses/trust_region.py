@@ -74,7 +74,7 @@ def kept_and_dropped(inputs: LossInputs, keep_T: Tensor, causes: Mapping[str, Te
     sums = {
         "kept_tokens": keep_T.sum(),
         "masked_tokens": dropped_T.sum(),
-        "kl_kept": kl_T[keep_T].sum(),
-        "kl_masked": kl_T[dropped_T].sum(),
+        "kl_kept": kl_T.where(keep_T, 0).sum(),
+        "kl_masked": kl_T.where(dropped_T, 0).sum(),
     }
     return sums | {f"masked_{cause}": (inputs.loss_mask_T & flags_T).sum() for cause, flags_T in causes.items()}

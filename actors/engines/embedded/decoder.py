@@ -29,7 +29,7 @@ class Decoder:
             make_deterministic(self.device)
         self.model: nn.Module = loading.load_model(config, dtype, attention=cache.NAME)
         if config.lora is not None:
-            self.model = loading.add_lora(self.model, config.lora)
+            self.model = loading.add_lora(self.model, config)
         # without dropout, which would sample from another distribution than the policy's
         self.model.eval()
         if limits.deterministic:

@@ -16,12 +16,14 @@ from actors.imports.areal.tables import (
     REFUSED,
     SPELLINGS,
     SWITCHES,
+    TRACKER_KEYS,
     defaults_of,
     release_of,
 )
 from actors.imports.files import map_of
 from actors.imports.job import Import, Options
 from actors.imports.keys import check_types, flat
+from actors.imports.trackers import tracker_section
 from schemas.config.load import parse
 from schemas.errors import ConfigError
 
@@ -129,11 +131,19 @@ def _convert(job: Import, referred: set[str]) -> None:
     _convert_timers(job, per_epoch)
     for key, (reason, instead) in SWITCHES.items():
         job.refuse_unless(key, (False, None), reason, instead)
+    if job.given.get("stats_logger.tensorboard.path"):
+        path = "stats_logger.tensorboard"
+        tracker_section(job, "tensorboard", path, {"path": "logging_dir"}, "areal")
     for key in job.keys_below("stats_logger"):
         # a tracker that is switched off, and the file names of one that is
         section = key.rpartition(".")[0]
         if job.given.get(f"{section}.mode", "disabled") in ("disabled", None):
             job.settle(key, "no tracker is on")
+    for kind in ("wandb", "swanlab"):
+        mode = job.given.get(f"stats_logger.{kind}.mode")
+        if mode in ("online", "offline"):
+            keys = {name: name for name in ("project", "name", "mode", *TRACKER_KEYS[kind])}
+            tracker_section(job, kind, f"stats_logger.{kind}", keys, "areal")
     job.sweep({}, {key: reason for key, reason in REFUSED.items() if "**" not in key})
     job.sweep(IRRELEVANT, REFUSED)
     for key in job.given:

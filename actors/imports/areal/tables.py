@@ -245,7 +245,7 @@ IRRELEVANT = {
 """Reasons of keys without influence."""
 REFUSED = {
     "total_train_n_seqs": "the length of a run is a number of steps; give total_train_steps",
-    "stats_logger.**": "no tracker is built; read metrics.jsonl, or scrape the metrics",
+    "stats_logger.**": "this tracker is not built; write telemetry.trackers",
     "critic.**": "no critic is built; use the baseline of a group: actor.reward_norm, and remove critic",
     "teacher.**": "see trainer.distillation of type joint",
     "rollout.agent.**": "an agent of AReaL's own interface; write environments with turns: environments[].type python",
@@ -253,6 +253,8 @@ REFUSED = {
     "gconfig.**": "requests have no such parameter here; remove it",
 }
 """Reasons of keys without counterpart."""
+TRACKER_KEYS = {"wandb": ("entity", "group", "tags"), "swanlab": ()}
+"""Keys of AReaL's trackers that have their name here too, besides project, name and mode."""
 SWITCHES = {
     "enable_offload": ("trainer and engine keep their memory", "lower gpu_memory_utilization if they share GPUs"),
     "dynamic_bs": (

@@ -1,6 +1,7 @@
 """ms-swift: `swift rlhf --rlhf_type grpo` in shell scripts, and YAML of its arguments. Scripts are read, never run."""
 
 from pathlib import Path
+from typing import Any
 
 from actors.imports.hub import best_metric, uploads
 from actors.imports.huggingface import checkpoints, optimizer, run_name, schedule
@@ -8,11 +9,12 @@ from actors.imports.job import Import, Options
 from actors.imports.ms_swift import rewards, settings, versions
 from actors.imports.ms_swift.callbacks import callbacks
 from actors.imports.ms_swift.inputs import ENVIRONMENT, gather
+from actors.imports.trackers import NAMES_BY_KIND, report_to
 from schemas.errors import ConfigError
 
 _IRRELEVANT = {
     "a run logs every step in metrics.jsonl": (
-        *("logging_steps", "logging_first_step", "logging_dir", "logging_strategy", "log_completions", "log_entropy"),
+        *("logging_steps", "logging_first_step", "logging_strategy", "log_completions", "log_entropy"),
         *("log_rollout_offpolicy_metrics", "wandb_log_unique_prompts", "log_level", "disable_tqdm"),
     ),
     "memory and speed of the origin's own loop": (
@@ -62,12 +64,7 @@ _IRRELEVANT = {
         ),
     ),
 }
-_SWITCHES = {
-    "report_to": (
-        ("none", [], None, ["none"]),
-        "no tracker is built in",
-        "read metrics.jsonl",
-    ),
+_SWITCHES: dict[str, tuple[Any, str, str]] = {
     "load_best_model_at_end": (False, "the last model is the result", "choose among checkpoints/"),
     "save_only_model": (False, "checkpoints hold the optimizer too", ""),
     "optimizer": (
@@ -87,9 +84,10 @@ _SWITCHES = {
 
 _FOLLOWERS = (
     *("push_to_hub", "hub_strategy", "hub_token", "hub_model_id", "hub_private_repo", "metric_for_best_model"),
-    *("greater_is_better", "callbacks", "early_stop_interval"),
+    *("greater_is_better", "callbacks", "early_stop_interval", "report_to", "swanlab_mode"),
+    *(key for keys in NAMES_BY_KIND.values() for key in keys),
 )
-"""Keys of uploads and callbacks."""
+"""Keys of uploads, callbacks and trackers."""
 
 
 def read(files: list[Path], arguments: list[str], options: Options) -> Import:
@@ -130,6 +128,7 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
     callbacks(job)
     uploads(job, "" if job.value("use_hf") else "the origin pushes to ModelScope (use_hf is not set)")
     best_metric(job)
+    _trackers(job)
     _close(job)
     return job
 
@@ -142,6 +141,13 @@ def _run(job: Import) -> None:
         job.run.set("output_dir", f"output/{Path(job.value('model')).name}", "default of ms-swift, without the version")
     job.settle("output_dir", "empty")
     run_name(job)
+
+
+def _trackers(job: Import) -> None:
+    report_to(job, "trl")
+    asked = job.given.get("report_to")
+    if job.given.get("swanlab_mode") == "local" and isinstance(asked, list) and "swanlab" in asked:
+        job.convert("swanlab_mode", {f"telemetry.trackers.{asked.index('swanlab')}.mode": "offline"}, "local: offline")
 
 
 def _close(job: Import) -> None:

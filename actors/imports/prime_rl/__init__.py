@@ -61,5 +61,6 @@ def _convert(job: Import, era: str, is_whole: bool) -> None:
     training.convert_transfer(job, era)
     serving.convert_engine(job)
     sampling.convert_evaluation(job, sources, era)
+    serving.convert_trackers(job)
     serving.sweep(job)
     job.finish(list(KEYS))

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from actors.imports.job import Import
+from actors.imports.trackers import tracker_section
 from schemas.config.vllm_engine import SET_BY_US
 
 VLLM = "inference.vllm"
@@ -141,10 +142,6 @@ REFUSED = {
     "slurm": "no launcher is built; start actors up, or actors run on each machine",
     "slurm.**": "no launcher is built; start actors up, or actors run on each machine",
     "*.slurm.**": "no launcher is built; start actors up, or actors run on each machine",
-    "monitors.wandb": "no tracker is built; read metrics.jsonl and /metrics",
-    "monitors.wandb.**": "no tracker is built; read metrics.jsonl and /metrics",
-    "*.monitors.wandb": "no tracker is built; read metrics.jsonl and /metrics",
-    "*.monitors.wandb.**": "no tracker is built; read metrics.jsonl and /metrics",
     "env_vars.**": "variables of processes are the shell's; export them",
     "*.env_vars.**": "variables of processes are the shell's; export them",
     "model.vlm": "vision models are not built; take a model of text",
@@ -331,6 +328,21 @@ def convert_seed(job: Import, era: str) -> None:
         job.run.set("seed", 42, f"default of {job.report.origin}")
     else:
         job.settle("orchestrator.seed", "empty")
+
+
+def convert_trackers(job: Import) -> None:
+    """Write W&B, which has one run here: the values of the common section, else of trainer or orchestrator."""
+    paths = ("monitors.wandb", "trainer.monitors.wandb", "orchestrator.monitors.wandb")
+    given = {path: [key for key in job.given if key == path or key.startswith(f"{path}.")] for path in paths}
+    on = [path for path in paths if given[path] and job.given.get(path, True) not in (None, False)]
+    if on:
+        names = {name: name for name in ("project", "name", "entity", "group", "tags")}
+        tracker_section(job, "wandb", on[0], names, "prime-rl")
+        if job.given.get(f"{on[0]}.offline") is True:
+            job.run.set("telemetry.trackers.0.mode", "offline", "offline: true")
+    for path in paths:
+        for key in given[path]:
+            job.settle(key, "one run of W&B for all here")
 
 
 def sweep(job: Import) -> None:

@@ -15,6 +15,7 @@ from actors.imports.prime_rl.names import KEYS as SHARED_KEYS
 from actors.imports.prime_rl.names import defaults_of, today
 from actors.imports.surogate import native
 from actors.imports.surogate.judge import convert_judge
+from actors.imports.trackers import tracker_section
 from schemas.errors import ConfigError
 
 WHOLE = frozenset({"args", "extra_body", "kwargs", "rope_scaling"})
@@ -164,11 +165,10 @@ IRRELEVANT = {
 """Reasons of keys without influence."""
 
 REFUSED = {
-    "train.report_to": "no tracker is built; read metrics.jsonl",
-    "train.report_to.**": "no tracker is built; read metrics.jsonl",
-    "train.wandb_project": "no tracker is built; read metrics.jsonl",
-    "train.wandb_name": "no tracker is built; read metrics.jsonl",
-    "train.aim_*": "no tracker is built; read metrics.jsonl",
+    "train.report_to": "of the trackers only wandb is built; write telemetry.trackers",
+    "train.report_to.**": "of the trackers only wandb is built; write telemetry.trackers",
+    "train.wandb_*": "report_to does not name wandb; write telemetry.trackers",
+    "train.aim_*": "this tracker is not built; write telemetry.trackers",
     "train.train_router": "routers are trained with all weights only; set lora: false",
     "train.router_aux_loss_coef": "no loss of routers; leave it out",
     "train.router_z_loss_coef": "no loss of routers; leave it out",
@@ -191,8 +191,8 @@ REFUSED = {
     "orchestrator.replay.**": "no replay of frozen samples; leave it out",
     "orchestrator.ruler.**": "no such part of relative_judge; see its arguments in the page on rewards",
     "orchestrator.rollout_depth.**": "no control of depth; set max_turns of the environment",
-    "orchestrator.report_to": "no tracker is built; read metrics.jsonl",
-    "orchestrator.report_to.**": "no tracker is built; read metrics.jsonl",
+    "orchestrator.report_to": "one process per tracker for all here; write telemetry.trackers",
+    "orchestrator.report_to.**": "one process per tracker for all here; write telemetry.trackers",
     "orchestrator.val.**": "no rewards of further rollouts; evaluate with eval",
     "orchestrator.buffer.*": "not built in packer.pools; leave it out",
     "orchestrator.train.source.*.skip_first": "all rows are used; leave them out of the environment",
@@ -321,6 +321,12 @@ def _convert(job: Import, era: str, is_native: bool) -> None:
     for name, off in (("opd_tau", 0.0), ("replay_tau", 0.0)):
         job.refuse_unless(f"train.loss.{name}", off, "weights of single tokens have no source in a run")
     job.settle("train.loss.opd_beta", "without effect where opd_tau is 0")
+    if job.given.get("train.report_to") in ("wandb", ["wandb"]):
+        named = {"wandb_project": "project", "wandb_name": "name"}
+        tracker_section(job, "wandb", "train.report_to", {}, "ours")
+        for key, target in named.items():
+            if job.given.get(f"train.{key}"):
+                job.rename(f"train.{key}", f"telemetry.trackers.0.{target}")
     job.sweep(IRRELEVANT, REFUSED)
     job.sweep(serving.IRRELEVANT, serving.REFUSED)
     job.finish([job.name(name) for name in _table()])

@@ -6,6 +6,7 @@ from pathlib import Path
 from actors.imports.hub import best_metric, uploads
 from actors.imports.huggingface import checkpoints, optimizer, run_name, schedule
 from actors.imports.job import Import, Options
+from actors.imports.trackers import NAMES_BY_KIND, report_to
 from actors.imports.trl import batches, rewards, settings, versions
 from actors.imports.trl.callbacks import callbacks
 from actors.imports.trl.inputs import Inputs, gather
@@ -13,7 +14,7 @@ from schemas.config.load import MISSING
 
 IRRELEVANT = {
     "a run logs every step in metrics.jsonl": (
-        *("logging_steps", "logging_strategy", "logging_first_step", "logging_dir", "log_level", "log_level_replica"),
+        *("logging_steps", "logging_strategy", "logging_first_step", "log_level", "log_level_replica"),
         *("log_on_each_node", "logging_nan_inf_filter", "log_completions", "num_completions_to_print", "disable_tqdm"),
         *("log_unique_prompts", "wandb_log_unique_prompts", "log_multimodal", "include_num_input_tokens_seen"),
         *("include_tokens_per_second", "skip_memory_metrics", "log_completions_hub_repo", "debug"),
@@ -44,14 +45,12 @@ IRRELEVANT = {
         *("gradient_checkpointing_use_reentrant", "use_reentrant", "optim_target_modules", "split_batches"),
     ),
     "name of an experiment of another tool": (
-        *("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "wandb_entity"),
-        *("wandb_project", "wandb_run_group", "hub_model_revision", "benchmarks", "num_benchmarks"),
+        *("trackio_bucket_id", "trackio_static_space_id", "hub_model_revision", "benchmarks", "num_benchmarks"),
         *("overwrite_hub_revision", "push_to_hub_revision", "model_type"),
     ),
 }
 """Keys without influence here, by the reason."""
 SWITCHES = {
-    "report_to": (("none", [], None, ["none"]), "no tracker is built in", "read metrics.jsonl"),
     "load_best_model_at_end": (False, "the last model is the result", "choose among checkpoints/"),
     "save_only_model": (False, "checkpoints hold the optimizer too", "copy the model alone"),
     "shuffle_dataset": (True, "rows are always shuffled here", "write generated order into the data"),
@@ -68,9 +67,10 @@ SWITCHES = {
 """Keys with their values that change nothing, the reason to refuse others, and the way to do without."""
 FOLLOWERS = (
     *("push_to_hub", "hub_strategy", "hub_token", "hub_model_id", "hub_private_repo", "hub_revision"),
-    *("hub_always_push", "metric_for_best_model", "greater_is_better", "callbacks"),
+    *("hub_always_push", "metric_for_best_model", "greater_is_better", "callbacks", "report_to"),
+    *(key for keys in NAMES_BY_KIND.values() for key in keys),
 )
-"""Keys of uploads and callbacks."""
+"""Keys of uploads, callbacks and trackers."""
 
 
 def read(files: list[Path], arguments: list[str], options: Options) -> Import:
@@ -123,6 +123,7 @@ def translate(inputs: Inputs, options: Options) -> Import:
     callbacks(job, inputs)
     uploads(job)
     best_metric(job)
+    report_to(job, "trl")
     _close(job, inputs, world)
     return job
 

@@ -20,11 +20,28 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 Plan = TypeVar("Plan")
 Attention = Callable[..., tuple[Tensor, None]]
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """Lengths to which rows are padded, few enough for code and memory that are prepared for each length."""
+
+    multiple: int = 1
+    """Tokens; 1: no row is padded."""
+    longest: int = 0
+    """Tokens of the longest row (`packer.sequence_len`), which is a length too."""
+
+    def of(self, length: int) -> int:
+        """Return the least such length that holds a row."""
+        return max(length, min(-(-length // self.multiple) * self.multiple, self.longest))
+
+
+UNPADDED = RowLengths()
 
 
 @dataclass(frozen=True)
@@ -38,8 +55,9 @@ class PackedRow:
     """(T,) row index of the output that predicts completion token t: the index of the token before t in the sample."""
     samples: tuple[NDArray[np.int64], ...]
     """Row indices of each sample's tokens, in order."""
-    has_branches: bool = False
-    """True if a completion has several samples in the row. Samples together may then have many times its tokens."""
+    has_many_copies: bool = False
+    """True if the samples together may have many times the row's tokens: a completion has several samples, or a group's
+    prompt counts once in the capacity (`packer.count_prompts`)."""
     _plans: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # indices by numpy: nothing to trace
@@ -48,6 +66,16 @@ class PackedRow:
         if plan not in self._plans:
             self._plans[plan] = plan(self)
         return self._plans[plan]  # type: ignore[no-any-return]
+
+    def padded(self, size: int) -> "PackedRow":
+        """Return the row with tokens behind it that are in no sample, up to `size` tokens; cached."""
+        missing = size - len(self.token_ids_R)
+        if not missing:
+            return self
+        if ("padded", size) not in self._plans:
+            ids, positions = (nn.functional.pad(x, (0, missing)) for x in (self.token_ids_R, self.position_ids_R))
+            self._plans["padded", size] = PackedRow(ids, positions, self.source_T, self.samples, self.has_many_copies)
+        return self._plans["padded", size]  # type: ignore[no-any-return]
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Return an integer array as a tensor of indices on the device of the row."""
@@ -70,7 +98,7 @@ def pack_row(
     prompt_lengths: NDArray[np.int64],
     shared: Sequence[int],
     device: torch.device,
-    has_branches: bool = False,
+    has_many_copies: bool = False,
 ) -> PackedRow:
     """Return the row of a micro-batch.
 
@@ -80,7 +108,7 @@ def pack_row(
         prompt_lengths: (B,) tokens of each sample's prompt, at least 1.
         shared: (B,) leading tokens that a sample shares with the sample before it; at most its prompt.
         device: device of the tensors.
-        has_branches: a completion has several of the samples.
+        has_many_copies: the samples together may have many times the row's tokens.
     """
     row: list[NDArray[np.int32]] = []
     positions, index_of, sources = [], [], []
@@ -106,7 +134,7 @@ def pack_row(
         position_ids_R=indices(np.concatenate(positions), device),
         source_T=indices(np.concatenate(sources), device),
         samples=tuple(index_of),
-        has_branches=has_branches,
+        has_many_copies=has_many_copies,
     )
 
 
@@ -119,19 +147,21 @@ def ends_of(row: PackedRow) -> NDArray[np.int64]:
     ends_R = np.zeros(len(row.token_ids_R), np.int64)
     for index in row.samples:
         ends_R[index] = np.maximum(ends_R[index], index[-1] + 1)
+    # padding sees the padding before it, since a kernel may divide by the weights of no key
+    ends_R[ends_R == 0] = ends_R.size
     return ends_R
 
 
 def recomputed(attention: Attention) -> Attention:
     """Return an attention that copies shared tokens for each sample, without keeping copies for the backward pass.
 
-    Rows of branches alone are computed a second time in the backward pass: there the copies may be many times the
+    Only rows with many copies are computed a second time in the backward pass: there the copies may be many times the
     tokens of the row. In other rows all samples together have at most `packer.sequence_len` tokens.
     """
 
     @wraps(attention)
     def attend(*given: Any, packed_row: PackedRow, **options: Any) -> tuple[Tensor, None]:
-        if not (packed_row.has_branches and torch.is_grad_enabled()):
+        if not (packed_row.has_many_copies and torch.is_grad_enabled()):
             return attention(*given, packed_row=packed_row, **options)
         found: tuple[Tensor, None] = checkpoint(
             attention, *given, use_reentrant=False, packed_row=packed_row, **options

@@ -1,4 +1,4 @@
-"""Processes that follow a run and on which training does not depend: callbacks of the user, and uploads to the hub."""
+"""Processes that follow a run and on which training does not depend: callbacks, uploads to the hub, trackers."""
 
 import os
 import signal
@@ -6,15 +6,16 @@ import time
 from collections.abc import Sequence
 
 from actors.ops.up.child import Child, plan, wait_for
+from actors.trackers.loop import has_rest
 from actors.uploader.choice import due
 from actors.uploader.files import run_of, saved_by
 from actors.uploader.record import Uploads, lines_of, read_uploads
 from schemas.config import RunConfig
 from schemas.config.resolved import write_resolved
 
-FOLLOWERS = ("callbacks", "uploader")
+FOLLOWERS = ("callbacks", "uploader", "tracker")
 CALLBACKS_END_SECONDS = 60.0
-"""Longest wait for callbacks at the end of a run."""
+"""Longest wait for callbacks, and for each tracker, at the end of a run."""
 FAREWELL_SECONDS = 5.0
 """Time beyond `push_to_hub.end_timeout` for the process to end by itself."""
 
@@ -31,31 +32,40 @@ def lines_of_hub(config: RunConfig) -> list[str]:
     return [] if config.push_to_hub is None else lines_of(read_uploads(config.output))
 
 
-def push_rest(config: RunConfig, inherited: Sequence[int]) -> None:
-    """Push what a run that is done has not pushed, and print the result.
+def do_rest(config: RunConfig, inherited: Sequence[int]) -> None:
+    """Push and send what followers of a run that is done have not, and print the result.
 
     Args:
-        config: configuration of the run, which may have other keys of `push_to_hub` than before.
-        inherited: file descriptors that the process inherits.
+        config: configuration of the run, which may have other keys of its followers than before.
+        inherited: file descriptors that the processes inherit.
     """
-    run = run_of(config.output)
-    if config.push_to_hub is None or not run:
+    wanted = {f"tracker-{index}" for index in range(len(config.telemetry.trackers)) if has_rest(config, index)}
+    wanted |= {"uploader-0"} if _has_uploads(config) else set()
+    children = [child for child in plan(config, None) if child.name in wanted]
+    if not children:
         return
-    pushed = Uploads.load(config.output, run).chains
-    if not due(saved_by(config.output), pushed, config.push_to_hub, is_end=True):
-        return
-    child = next(child for child in plan(config, None) if child.kind == "uploader")
-    child.start(command_of(config, child), inherited)
-    print(f"pushing what is not on the hub yet, for at most {end_seconds(config, child.kind):.0f} s", flush=True)
-    deadline = time.monotonic() + config.bus.lease + end_seconds(config, child.kind)
+    for child in children:
+        child.start(command_of(config, child), inherited)
+        what = "pushing what is not on the hub yet" if child.kind == "uploader" else "sending the rest to the tracker"
+        print(f"{child.name}: {what}, for at most {end_seconds(config, child.kind):.0f} s", flush=True)
+    began = time.monotonic() + config.bus.lease  # the time for a start
     try:
-        while child.running and time.monotonic() < deadline:
+        while any(c.running and time.monotonic() - began < end_seconds(config, c.kind) for c in children):
             time.sleep(0.1)
     finally:
-        if child.running:
-            child.signal(signal.SIGKILL)
-            wait_for([child], FAREWELL_SECONDS)
+        for child in children:
+            if child.running:
+                child.signal(signal.SIGKILL)
+        wait_for(children, FAREWELL_SECONDS)
     print("\n".join(lines_of_hub(config)))
+
+
+def _has_uploads(config: RunConfig) -> bool:
+    run = run_of(config.output)
+    if config.push_to_hub is None or not run:
+        return False
+    pushed = Uploads.load(config.output, run).chains
+    return bool(due(saved_by(config.output), pushed, config.push_to_hub, is_end=True))
 
 
 def command_of(config: RunConfig, child: Child) -> list[str]:

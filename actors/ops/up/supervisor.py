@@ -26,7 +26,7 @@ from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, ru
 from actors.ops.run_length import run_length_note, with_run_length
 from actors.ops.up.carried_ledger import LedgerCarrier, bring_ledger, is_carried
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
-from actors.ops.up.followers import FOLLOWERS, end_seconds, lines_of_hub, push_rest
+from actors.ops.up.followers import FOLLOWERS, do_rest, end_seconds, lines_of_hub
 from actors.ops.up.forked import ForkServers
 from actors.ops.up.run_lock import hold_run_lock
 from actors.ops.up.scaler import Scaler
@@ -118,7 +118,7 @@ def supervise(config: RunConfig, fork: bool = False, share: Share | None = None)
             raise ConfigError(*refused)  # before config.resolved.yaml is overwritten
         if (step := done_at(config)) is not None:
             print(f"{titled(config.name)}: {output}\n{nothing_to_do(config, step)}")
-            push_rest(config, (run_lock,))
+            do_rest(config, (run_lock,))
             return EXIT_DONE
         if busy := busy_ports(config, actors):
             raise ConfigError(*busy)
@@ -346,7 +346,7 @@ class Supervisor:
         return EXIT_DONE
 
     def _end_followers(self) -> None:
-        """Wait until callbacks have been told the end, and the last checkpoint is pushed, each with its limit."""
+        """Wait until callbacks, uploads and trackers have all of the run, each with its limit."""
         for child in self._of(FOLLOWERS):
             seconds, started, is_said = end_seconds(self._config, child.kind), time.monotonic(), False
             while not child.finished and not self._stopping:

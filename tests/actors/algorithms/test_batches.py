@@ -1,11 +1,12 @@
 """From scored groups to the batches of all ranks: every token once, and the same bits from stored payloads (P18)."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from actors.algorithms.batches import batches_of_step, build_batches, split
+from actors.algorithms.batches import batches_of_step, build_batches, prompts_count_once, split
 from bus import codec
 from schemas.messages import DroppedOrdinal, ScoredGroup, StepBatch, drop_fields, single_turn
 from tests.schemas.config.test_resume import config
@@ -314,3 +315,58 @@ def test_minibatches_move_no_token_and_change_none() -> None:
     """The samples are those of a step in one piece."""
     whole, parts = samples(build(2)), samples(build(2, num_minibatches=2))
     assert sorted(whole, key=str) == sorted(parts, key=str)
+
+
+def row_sizes(batches: list[StepBatch]) -> list[int]:
+    """Tokens of each row that is not empty: prompts once, as `sample_shared` says."""
+    found = []
+    for batch in batches:
+        held = np.diff(batch.sample_offsets) - batch.sample_shared
+        bounds = batch.micro_batch_offsets.tolist()
+        found += [int(held[start:end].sum()) for start, end in pairwise(bounds) if end > start]
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("sizes", "capacity", "apart", "once"),
+    [([8] * 16, 64, 4, 3), ([8] * 16, 136, 2, 1), ([8] * 16, 32, 8, 6), ([3, 8, 5, 20, 1, 1], 40, 3, 2)],
+    ids=str,
+)
+def test_a_prompt_counts_once_where_that_makes_fewer_rows(
+    sizes: list[int], capacity: int, apart: int, once: int, num_ranks: int
+) -> None:
+    """A group with a prompt of 8 tokens, by hand; and with more groups and ranks no row is too long."""
+    group = a_group(0, sizes, prompt=8)
+    header = HEADER | {"digests": ["d0"]}
+    assert len(row_sizes(build_batches([group], 1, capacity, **header))) == apart
+    rows = row_sizes(build_batches([group], 1, capacity, prompts_count_once=True, **header))
+    assert len(rows) == once
+    assert sum(rows) == sum(sizes) + 8 * once
+    groups = [a_group(number, sizes[number:], prompt=8 - number) for number in range(3)]
+    batches = build_batches(groups, num_ranks, capacity, prompts_count_once=True, **HEADER)
+    assert max(row_sizes(batches)) <= capacity
+    assert len({batch.num_micro_batches for batch in batches}) == 1
+    fewest = build_batches(groups, num_ranks, capacity, **HEADER)[0].num_micro_batches
+    assert batches[0].num_micro_batches <= fewest
+    tokens = Counter(token for sample in samples(batches) for token in sample["token_ids"])
+    assert tokens == Counter(int(token) for group in groups for token in group.token_ids)
+
+
+def test_without_a_row_less_all_is_packed_as_before() -> None:
+    """Bit by bit, so a run whose steps have as few rows keeps its bits."""
+    before, after = (build_batches(GROUPS, 2, 8, prompts_count_once=once, **HEADER) for once in (False, True))
+    for one, other in zip(before, after, strict=True):
+        assert codec.encode(one) == codec.encode(other)
+
+
+def test_prompts_count_once_by_the_configuration_alone() -> None:
+    """`auto`: with a GPU that is written down; a replay on a CPU then packs the same rows."""
+    run = config()
+    for asked, device, expected in (
+        ("auto", "auto", False), ("auto", "cpu", False), ("auto", "cuda", True),
+        ("once", "cpu", True), ("per_completion", "cuda", False),
+    ):  # fmt: skip
+        model = run.model.model_copy(update={"device": device})
+        packer = run.packer.model_copy(update={"count_prompts": asked})
+        assert prompts_count_once(run.model_copy(update={"model": model, "packer": packer})) is expected

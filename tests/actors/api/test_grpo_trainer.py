@@ -145,7 +145,7 @@ def test_output_that_can_not_be_read_ends_the_run_with_its_error(
         _trainer(model_folder(), tmp_path / "out", _length, max_steps=300).train()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_drains_and_train_continues(tmp_path: Path, model_folder: ModelFolder) -> None:
     """As Ctrl-C in a terminal or a notebook, which raises KeyboardInterrupt in the main thread."""
 

@@ -147,8 +147,8 @@ def test_a_script_with_eight_processes_has_the_values_of_its_code(tmp_path: Path
         "eval.num_prompts": 0,
     })  # fmt: skip
     check_verdicts(job, {
-        "train_type": "converted", "eval_steps": "irrelevant", "sleep_level": "refused", "report_to": "refused",
-        "swanlab_project": "irrelevant", "max_length": "converted", "output_dir": "refused", "beta": "irrelevant",
+        "train_type": "converted", "eval_steps": "irrelevant", "sleep_level": "refused", "report_to": "converted",
+        "swanlab_project": "renamed", "max_length": "converted", "output_dir": "refused", "beta": "irrelevant",
         "NPROC_PER_NODE": "converted", "CUDA_VISIBLE_DEVICES": "irrelevant", "env.WANDB_API_KEY": "irrelevant",
     })  # fmt: skip
     environment = {"NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "env.WANDB_API_KEY"}

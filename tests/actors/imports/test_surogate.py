@@ -112,7 +112,7 @@ CASES = {
          "orch.sampling.repetition_penalty": "taken", "orch.sampling.temp_scheduler.total_steps": "renamed",
          "orch.env.0.path": "converted"},
     ),
-    # evaluation of the trained environment, at the end too; a judge beside its rewards; no tracker
+    # evaluation of the trained environment, at the end too; a judge beside its rewards; W&B
     "evaluation": Case(
         "model: m\nlora_alpha: 64\nreport_to: wandb\n",
         "batch_size: 8\nrollouts_per_example: 8\nmax_steps: 10\nsampling: {max_tokens: 10, temperature: 0.9}\n"
@@ -131,7 +131,7 @@ CASES = {
                                           "timeout": 30.0, "rubric": "Be fair.", "settings": {"temperature": 0.0}},
         },
         {"orch.ruler.enabled": "converted", "orch.ruler.debug": "irrelevant",
-         "train.report_to": "refused", "orch.eval.interval": "renamed"},
+         "train.report_to": "converted", "orch.eval.interval": "renamed"},
     ),
     # a teacher, an own advantage window, and no adapters' rank in infer.yaml
     "teacher": Case(

@@ -270,7 +270,7 @@ def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path
     })  # fmt: skip
     check_verdicts(job, {
         "model_name_or_path": "renamed", "torch_dtype": "converted", "max_prompt_length": "converted",
-        "report_to": "refused", "push_to_hub": "converted", "hub_model_id": "taken", "seed": "taken",
+        "report_to": "converted", "push_to_hub": "converted", "hub_model_id": "taken", "seed": "taken",
         "warmup_ratio": "renamed",
         "save_total_limit": "renamed",
         "accelerate.num_processes": "converted", "accelerate.machine_rank": "irrelevant", "do_eval": "irrelevant",
@@ -394,8 +394,9 @@ max_steps: 5
             "packer.groups_per_step": 4, "rollout.group_size": 16, "trainer.reference.beta": 0.04,
             "rollout.temperature": 0.9, "trainer.loss.type": "grpo", "trainer.max_steps": 250,
             "trainer.optimizer.beta2": 0.99, "trainer.max_grad_norm": 0.1, "packer.sequence_len": 1042,
+            "telemetry.trackers.0.type": "wandb", "telemetry.names": "trl",
             "output_dir": "outputs/Qwen-1.5B-GRPO", "model.path": "Qwen/Qwen2.5-1.5B-Instruct",
-        }, {"report_to": "refused", "max_prompt_length": "converted"}),
+        }, {"report_to": "converted", "max_prompt_length": "converted"}),
         # a fork with SGLang beside the trainer
         (SERVED,
          COMPLETE, "TRL 1.16", {

@@ -474,3 +474,26 @@ def test_weights_are_read_for_a_model_whose_attention_runs_elsewhere(model_folde
     learner.snapshot().write(tmp_path)
     model = run_config(model_folder()).model.model_copy(update={"attention": "flex"})
     formats.restore(learner.model, model, tmp_path)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_padded_rows_train_the_same(model_folder: ModelFolder, lora: Any) -> None:
+    """Two steps in rows padded to multiples of 16, with a reference: measurements and weights within 1e-5."""
+    learners, measured, seen = [], [], []
+    for multiple in (1, 16):
+        config = run_config(model_folder(), lora=lora, optimizer={"eps": 1e-4}, reference={"beta": 0.1})
+        model = config.model.model_copy(update={"row_multiple": multiple})
+        learner = TorchLearner(config.model_copy(update={"model": model}))
+        embeddings: Any = learner.model.get_input_embeddings()  # type: ignore[operator]
+        embeddings.register_forward_hook(lambda *given: seen.append(given[2].shape[1]))
+        batches = [step_batch(random_samples(step), step=step, micro_batches=3) for step in (1, 2)]
+        measured.append([learner.step(batch) for batch in batches])
+        learners.append(learner)
+    lengths = seen[len(seen) // 2 :]
+    assert {length % 16 for length in lengths} == {0}
+    assert {length % 16 for length in seen} != {0}
+    for plain, padded in zip(*measured, strict=True):
+        for name in ("loss", "grad_norm", "entropy"):
+            assert padded[name] == pytest.approx(plain[name], rel=1e-4, abs=1e-6), name
+    for one, other in zip(*(learner.model.parameters() for learner in learners), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)

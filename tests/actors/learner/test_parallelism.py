@@ -42,11 +42,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "untied_decay": {"family": "llama", "optimizer": {"weight_decay": 0.1, "decay_embeddings": False}},
 }
 MARKS: dict[str, Any] = {
-    "full": [],
     "lora": [],
     "compiled": [pytest.mark.long, pytest.mark.skipif(shutil.which("g++") is None, reason="not run: install g++")],
 }
-"""`make test` runs the first two kinds, `make test-long` all others."""
+"""`make test` runs adapters, `make test-long` all others."""
 
 
 @dataclass
@@ -227,9 +226,9 @@ def test_the_next_layer_is_gathered_while_a_layer_is_computed(
     assert two.computed["gathered"] == [3, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", first_of(["lora", "full"]))
+@pytest.mark.parametrize("kind", ["lora", "full"])
 def test_a_checkpoint_fits_any_number_of_ranks(kind: str, model_folder: ModelFolder, tmp_path: Path) -> None:
     """Saved by two; one that shards nothing and three that do go on as the two did, optimizer included."""
     config = config_of(model_folder, **KINDS[kind])

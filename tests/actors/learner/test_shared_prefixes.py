@@ -156,3 +156,28 @@ def test_a_replay_has_the_bits_of_the_step(model_folder: ModelFolder, num_ranks:
         assert (found["loss"], found["grad_norm"]) == (expected["loss"], expected["grad_norm"])
     for one, other in zip(first.trained.parameters(), again.trained.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["surogate", "reference", "checkpointing"])
+def test_fewer_rows_with_prompts_counted_once_train_the_same(model_folder: ModelFolder, name: str) -> None:
+    """Six samples of 6 + 3 to 8 tokens and branches in rows of 40: loss, norm and weights within 1e-5."""
+    config = config_of(model_folder(), OBJECTIVES[name])
+    learners = once, apart = TorchLearner(config), TorchLearner(config)
+    for step in (1, 2):
+        groups = [
+            scored_group(3 * step, (3, 8, 5, 6, 7, 4)),
+            scored_group(3 * step + 1, (9, 9, 9, 9)),
+            branched_group(0),
+        ]
+        batches = [batches_of(groups, step=step, prompts_count_once=flag)[0] for flag in (True, False)]
+        assert batches[0].num_micro_batches < batches[1].num_micro_batches
+        found, expected = (learner.step(batch) for learner, batch in zip(learners, batches, strict=True))
+        for key in ("loss", "grad_norm", "entropy", "tokens"):
+            assert found[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6), key
+    for one, other in zip(once.model.parameters(), apart.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    micro = micro_batch(batches[0], 0, torch.device("cpu"), 40)
+    samples = sum(index.size for index in micro.row.samples)
+    assert micro.row.has_many_copies == (samples > 40)
+    assert samples > 40

@@ -19,6 +19,7 @@ from actors.models import attention, loading
 from actors.models.attention import pack_row
 from actors.models.attention.flex import flex_row_attention
 from actors.models.attention.padded import Blocks, padded_attention
+from actors.models.attention.rows import RowLengths
 from actors.models.logprobs import logprobs_and_entropy
 from actors.models.token_logprobs import TokenLogprobs
 from schemas.config.model import ModelConfig
@@ -42,14 +43,15 @@ def samples(seed: int = 0) -> list[Sample]:
     return found
 
 
-def packed_logprobs(model: Any, rows: Sequence[Sample], share: bool = True) -> list[Tensor]:
-    """Logprobs of each completion, from one packed forward."""
+def packed_logprobs(model: Any, rows: Sequence[Sample], share: bool = True, padding: int = 0) -> list[Tensor]:
+    """Logprobs of each completion, from one packed forward, with padding behind the samples."""
     tokens = np.array(list(chain.from_iterable(p + c for p, c, _ in rows)), np.int32)
     offsets = np.cumsum([0, *(len(p) + len(c) for p, c, _ in rows)])
     prompts = np.array([len(p) for p, _, _ in rows])
     groups = [g for _, _, g in rows] if share else list(range(len(rows)))
     shared = [len(p) * (b > 0 and groups[b - 1] == groups[b]) for b, (p, _, _) in enumerate(rows)]
     row = pack_row(tokens, offsets, prompts, shared, torch.device("cpu"))
+    row = row.padded(len(row.token_ids_R) + padding)
     chosen = torch.tensor(list(chain.from_iterable(c for _, c, _ in rows)))
     logits = model(**row.forward_arguments(), logits_to_keep=row.source_T).logits[0]
     flat, _ = logprobs_and_entropy(logits, chosen, torch.ones(len(chosen)))
@@ -122,6 +124,38 @@ def test_gradient_of_a_packed_row_is_the_sum_of_single_gradients(
         assert ours.grad is not None
         scale = theirs.grad.abs().max()
         assert (ours.grad - theirs.grad).abs().max() < 1e-5 * scale, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
+def test_padding_behind_the_samples_changes_nothing(model_folder: ModelFolder, family: str, kernel: str) -> None:
+    """Logprobs within 1e-5, gradients within 1e-5 of the largest; one token of padding and many."""
+    rows, found = samples(), []
+    for padding in (0, 1, 70):
+        model = packing_model(model_folder, family, kernel)
+        logprobs = torch.cat(packed_logprobs(model, rows, padding=padding))
+        (logprobs * torch.linspace(0, 2, len(logprobs))).sum().backward()
+        found.append([logprobs.detach(), *(parameter.grad for parameter in model.parameters())])
+    for padded in found[1:]:
+        for one, other in zip(padded, found[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(1.0, float(other.abs().max())))
+
+
+@pytest.mark.parametrize(
+    ("multiple", "longest", "lengths"),
+    [
+        (1, 0, {1: 1, 77: 77}),
+        (128, 1000, {1: 128, 128: 128, 129: 256, 896: 896, 897: 1000, 1000: 1000}),
+        (2048, 16384, {1: 2048, 16000: 16384}),
+        (8, 20, {30: 30}),
+    ],
+)
+def test_rows_have_few_lengths(multiple: int, longest: int, lengths: dict[int, int]) -> None:
+    """Multiples, and the longest row; a row that is longer all the same stays as it is."""
+    given = RowLengths(multiple, longest)
+    assert {length: given.of(length) for length in lengths} == lengths
+    if longest and longest >= multiple:
+        assert len({given.of(length) for length in range(1, longest + 1)}) == -(-longest // multiple)
 
 
 def test_window_is_what_the_sliding_models_are_compared_with(model_folder: ModelFolder) -> None:

@@ -56,9 +56,10 @@ def test_a_model_with_attention_sinks_is_refused(tmp_path: Path) -> None:
 
 def test_lora_on_a_module_that_does_not_exist_is_refused_by_key(model_folder: ModelFolder) -> None:
     """The message names model.lora.target_modules."""
-    model = loading.load_model(model_config(model_folder()), torch.float32)
+    config = model_config(model_folder()).model_copy(update={"lora": LoraConfig(target_modules=["nonsense"])})
+    model = loading.load_model(config, torch.float32)
     with pytest.raises(ConfigError, match=r"model\.lora\.target_modules: .*nonsense"):
-        loading.add_lora(model, LoraConfig(target_modules=["nonsense"]))
+        loading.add_lora(model, config)
 
 
 @pytest.mark.parametrize(

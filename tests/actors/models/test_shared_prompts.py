@@ -24,11 +24,11 @@ def row_of(groups: Groups) -> PackedRow:
     return tree_of([(prompt * (b > 0), prompt, size) for prompt, sizes in groups for b, size in enumerate(sizes)])
 
 
-def tree_of(samples: list[tuple[int, int, int]], has_branches: bool = False) -> PackedRow:
+def tree_of(samples: list[tuple[int, int, int]], has_many_copies: bool = False) -> PackedRow:
     """The row of samples: tokens shared with the sample before, tokens of the prompt, tokens of the completion."""
     offsets = np.cumsum([0, *(prompt + size for _, prompt, size in samples)])
     prompts, shared = np.array([prompt for _, prompt, _ in samples]), [shared for shared, *_ in samples]
-    return pack_row(np.zeros(offsets[-1], np.int32), offsets, prompts, shared, torch.device("cpu"), has_branches)
+    return pack_row(np.zeros(offsets[-1], np.int32), offsets, prompts, shared, torch.device("cpu"), has_many_copies)
 
 
 def inputs(size: int, heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
@@ -68,7 +68,7 @@ TREE = [(0, 4, 9), (10, 13, 5), (15, 16, 4), (10, 10, 3), (3, 6, 7), (6, 6, 2), 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 5}], ids=str)
 def test_branches_of_branches_are_exact(options: dict[str, Any]) -> None:
     """Three levels of shared runs, merged; and with a window, whose copies are made again in the backward pass."""
-    row = tree_of(TREE, has_branches=True)
+    row = tree_of(TREE, has_many_copies=True)
     assert len(row.planned(Segments.of).levels) == 3
     given = inputs(len(row.token_ids_R), 4, 2, 8, torch.float64)
     plain = attended(padded_attention, tree_of(TREE), given, **options)

@@ -107,9 +107,9 @@ def test_chunks_equal_the_models_own_logits(name: str, entropy_gradient: bool) -
 def test_adapters_are_computed_and_one_on_the_output_layer_is_said(model_folder: ModelFolder, on_head: bool) -> None:
     """An adapter of the layers leaves chunks as they are; one of the output layer itself has all logits at once."""
     pytest.importorskip("peft")
-    config = ModelConfig(path=str(model_folder("llama")), dtype="float32", device="cpu")
-    targets = ["q_proj", *(["lm_head"] if on_head else [])]
-    model = loading.add_lora(loading.load_model(config, torch.float32), LoraConfig(rank=4, target_modules=targets))
+    lora = LoraConfig(rank=4, target_modules=["q_proj", *(["lm_head"] if on_head else [])])
+    config = ModelConfig(path=str(model_folder("llama")), dtype="float32", device="cpu", lora=lora)
+    model = loading.add_lora(loading.load_model(config, torch.float32), config)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
@@ -143,9 +143,9 @@ def test_tokens_outside_the_loss_mask_are_not_computed(monkeypatch: pytest.Monke
     seen: list[int] = []
     whole = module.chunked_logprobs_and_entropy
 
-    def spy(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    def spy(hidden: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
         seen.append(len(hidden))
-        return whole(hidden, *rest)
+        return whole(hidden, *rest, **named)
 
     monkeypatch.setattr(module, "chunked_logprobs_and_entropy", spy)
     chosen, all_of, some_of = TokenLogprobs(model_of(models.config("qwen3"))), batch(), batch(mask_from=40)

@@ -66,7 +66,7 @@ def test_values_are_those_of_a_plain_forward(host: WorkerHost, folder: Path) -> 
     scorer.runner.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_model_costs_attempts_and_comes_back(host: WorkerHost, folder: Path) -> None:
     """The attempt that it was computing fails as `reward_lost`, and is never a reward; the next ones are right."""
     reward, scorer = loaded(host, folder)

@@ -33,7 +33,7 @@ def test_an_adapter_in_16_bits_gives_the_trainers_own_logits(model_folder: Model
         if "lora_B" in name:  # zeros at the start, so that an adapter changes nothing
             tensor.copy_(torch.randn(tensor.shape, generator=generator) / 5)
     trained: Any = loading.load_model(config, torch.bfloat16, attention=PADDED)
-    trained = loading.add_lora(trained, lora).train()
+    trained = loading.add_lora(trained, config).train()
     loading.copy_into(loading.adapter_tensors(trained), loading.adapter_tensors(engine.model), "the engine")
     for size in range(4, IDS.size):
         row = pack_row(IDS[: size + 1], np.array([0, size + 1]), np.array([size]), [0], CPU)

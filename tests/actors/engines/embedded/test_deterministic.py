@@ -23,6 +23,7 @@ from schemas.config.model import ModelConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, held, load_in_thread, policy, sample
 from tests.conftest import ModelFolder
+from tests.marks import first_of
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +187,7 @@ def print_bits(folder: str, dtype: str, threads: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", first_of(["float32", "bfloat16"]))
 def test_bits_are_the_same_after_a_restart_of_the_process(
     model_folder: ModelFolder, make_engine: MakeEngine, dtype: str
 ) -> None:

@@ -1,0 +1,118 @@
+"""Bytes that a run's groups take on their way: in messages, in the packer's memory, in the ledger, on the network.
+
+All are upper bounds at full length: each completion has `rollout.max_tokens` tokens, and prompt and completion together
+fill `packer.sequence_len`. Completions are counted as one sample each, as without branches of a conversation.
+"""
+
+from dataclasses import dataclass
+
+from schemas.config import RunConfig
+from schemas.limits import DATA_FRAME_BYTES, MESSAGE_BYTES, TOKEN_BYTES
+
+TEXT_BYTES = 4.0
+"""Bytes of text per token: of English and of code with vocabularies of 32 000 tokens and more."""
+GROUP_TOKEN_BYTES = 9
+"""Bytes of a completion's token in a group: id, logprob, mask."""
+GROUP_TOKEN_ADVANTAGE_BYTES = 4
+"""Bytes of a token in a group whose advantages differ within a completion."""
+COMPLETION_BYTES = 125
+"""Bytes of a completion besides its tokens and text: offsets, segment, reward, advantage, stop condition."""
+MESSAGE_HEADER_BYTES = 800
+"""Bytes of a message besides all of these."""
+BATCH_TOKEN_BYTES = 21
+"""Bytes of a token in a batch: id, mask, logprob, advantage, temperature, version."""
+BATCHES_KEPT = 2
+"""Steps whose batches the packer has in memory."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """An amount of bytes."""
+
+    name: str
+    num_bytes: float
+    keys: str
+    """Keys that change it."""
+    limit: int | None = None
+    """Bytes that it may not exceed; None: no limit."""
+
+    def __str__(self) -> str:
+        """Return a line of the table."""
+        over = f"  MORE THAN THE LIMIT of {_readable(self.limit)}" if self.limit and self.num_bytes > self.limit else ""
+        return f"{self.name:<34}{_readable(self.num_bytes):>12}   {self.keys}{over}"
+
+
+def group_bytes(
+    completions: int, prompt_tokens: int, tokens: int, text_bytes: float = TEXT_BYTES, token_advantages: bool = False
+) -> float:
+    """Return the bytes of a scored group.
+
+    Args:
+        completions: completions of the group.
+        prompt_tokens: tokens of the prompt, which the group has once.
+        tokens: tokens of each completion.
+        text_bytes: bytes of text per token.
+        token_advantages: True if each token has an advantage of its own.
+    """
+    per_token = GROUP_TOKEN_BYTES + GROUP_TOKEN_ADVANTAGE_BYTES * token_advantages + text_bytes
+    prompt = prompt_tokens * (TOKEN_BYTES + text_bytes)
+    return MESSAGE_HEADER_BYTES + prompt + completions * (COMPLETION_BYTES + tokens * per_token)
+
+
+def batch_bytes(samples: int, tokens: int) -> float:
+    """Return the bytes of a rank's batch.
+
+    Args:
+        samples: completions of the rank.
+        tokens: tokens of each, with its prompt.
+    """
+    return MESSAGE_HEADER_BYTES + samples * tokens * BATCH_TOKEN_BYTES
+
+
+def steps_in_ledger(config: RunConfig) -> int:
+    """Return the largest number of steps whose groups the ledger has: since the oldest checkpoint to resume from."""
+    checkpoint = config.trainer.checkpoint
+    since = max(checkpoint.num_resumable * checkpoint.interval, config.ledger.keep_steps)
+    # the step before the next checkpoint is the newest one that is trained; further ones are on their way
+    return since + config.packer.max_async_level
+
+
+def sizes(config: RunConfig) -> list[Size]:
+    """Return all amounts of a run, the smallest unit first."""
+    rollout, packer, ranks = config.rollout, config.packer, config.trainer.num_ranks
+    tokens = min(rollout.max_tokens, packer.sequence_len)
+    by_token = config.reward.advantage.type in ("gae", "process")
+    group = group_bytes(rollout.group_size, packer.sequence_len - tokens, tokens, token_advantages=by_token)
+    samples = -(-packer.groups_per_step * rollout.group_size // ranks)
+    batch = batch_bytes(samples, packer.sequence_len)
+    step = packer.groups_per_step * group
+    held = step * (packer.max_async_level + 1)
+    of_group = "rollout.group_size, rollout.max_tokens"
+    of_batch = "packer.groups_per_step, packer.sequence_len"
+    of_ledger = "trainer.checkpoint.interval, trainer.checkpoint.keep_last, ledger.keep_steps"
+    in_memory = min(held, packer.memory_bytes)
+    return [
+        Size("group", group, of_group, MESSAGE_BYTES),
+        Size("largest array of a group", rollout.group_size * tokens * TOKEN_BYTES, of_group, DATA_FRAME_BYTES),
+        Size("groups of a step", step, "packer.groups_per_step"),
+        Size("batch of a rank", batch, of_batch, MESSAGE_BYTES),
+        Size("largest array of a batch", samples * packer.sequence_len * TOKEN_BYTES, of_batch, DATA_FRAME_BYTES),
+        Size("groups in the packer's memory", in_memory, "packer.memory_bytes, packer.max_async_level"),
+        Size("batches in the packer's memory", BATCHES_KEPT * ranks * batch, "packer.groups_per_step"),
+        Size("ledger on disk", steps_in_ledger(config) * step, of_ledger),
+        Size("network, per step", 2 * step + ranks * batch, "packer.groups_per_step"),
+    ]
+
+
+def table(config: RunConfig) -> str:
+    """Return all amounts as a table for people."""
+    lines = ["at full length, each completion with rollout.max_tokens tokens:"]
+    return "\n".join([*lines, *map(str, sizes(config))])
+
+
+def _readable(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:,.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.4g} TiB"

@@ -1,0 +1,1 @@
+"""One module per tracker, named by `telemetry.trackers[].type`; each imports its own package alone."""

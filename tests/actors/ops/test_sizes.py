@@ -1,0 +1,90 @@
+"""Estimated bytes against those of a run, and of messages as they are sent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.cli import main
+from actors.ops.sizes import Size, sizes, steps_in_ledger
+from benchmarks.peers import lone_packer
+from benchmarks.soak import config
+from bus import codec
+from schemas.config import RunConfig, dump_config
+from schemas.messages import Message, StepBatch
+
+PROMPT = 64
+"""Tokens of the prompt of the benchmark's groups."""
+TOLERANCE = 0.15
+
+
+def by_name(configuration: RunConfig) -> dict[str, Size]:
+    """Return the estimates by name."""
+    return {size.name: size for size in sizes(configuration)}
+
+
+def num_bytes(message: Message) -> int:
+    """Return the bytes of a message on the wire."""
+    return codec.num_bytes([bytes(frame) for frame in codec.encode(message)])
+
+
+def shaped(folder: Path, group: int, tokens: int, groups: int, level: int = 0, **sections: Any) -> RunConfig:
+    """Return the configuration of 20 steps with checkpoints every four."""
+    return config(
+        folder,
+        20,
+        rollout={"group_size": group, "max_tokens": tokens},
+        packer={"groups_per_step": groups, "sequence_len": PROMPT + tokens, "max_async_level": level},
+        trainer={"checkpoint": {"interval": 4, "keep_last": 2}},
+        eval={"num_prompts": 0, "every_steps": 0},
+        **sections,
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens", "groups"), [(4, 64, 8), (16, 256, 4), (2, 4096, 6), (64, 128, 3), (8, 1500, 16)]
+)
+def test_estimates_are_those_of_a_run(tmp_path: Path, group: int, tokens: int, groups: int) -> None:
+    """Group, batch and ledger within 15 %, with four bytes of text per token."""
+    configuration = shaped(tmp_path, group, tokens, groups)
+    estimates, batches, most = by_name(configuration), [], 0
+    with lone_packer(configuration) as ring:
+        text = "abcd" * tokens
+        ring._template = ring._template.model_copy(update={"completions": [text] * group, "prompt": "abcd" * PROMPT})
+        send = ring.trainer.try_send
+
+        def sent(batch: StepBatch) -> bool:
+            batches.append(num_bytes(batch))
+            return send(batch)
+
+        ring.trainer.try_send = sent  # type: ignore[method-assign]
+        while not ring.over:
+            ring.turn()
+            query = "SELECT SUM(LENGTH(frames)) FROM payloads WHERE ordinal NOT IN (SELECT ordinal FROM unswept)"
+            most = max(most, ring.packer.store.database.execute(query).fetchone()[0] or 0)
+        measured = {
+            "group": num_bytes(ring._template),
+            "groups of a step": groups * num_bytes(ring._template),
+            "batch of a rank": max(batches),
+            "ledger on disk": most,
+        }
+    for name, found in measured.items():
+        assert estimates[name].num_bytes == pytest.approx(found, rel=TOLERANCE), name
+
+
+def test_steps_of_the_ledger_follow_the_keys(tmp_path: Path) -> None:
+    """From the oldest checkpoint to resume from, or as far back as replays are wanted."""
+    assert steps_in_ledger(shaped(tmp_path, 4, 64, 8)) == 2 * 4
+    assert steps_in_ledger(shaped(tmp_path, 4, 64, 8, level=3)) == 2 * 4 + 3
+    assert steps_in_ledger(shaped(tmp_path, 4, 64, 8, ledger={"keep_steps": 100})) == 100
+
+
+def test_check_names_the_keys_of_what_is_too_large(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A group of 64 answers of 32 768 tokens travels; a step of 16 such groups is more than one batch holds."""
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_config(shaped(tmp_path, 64, 32_768, 16)))
+    main(["check", str(path), "--sizes"])
+    lines = {line[:34].strip(): line for line in capsys.readouterr().out.splitlines()}
+    assert "LIMIT" not in lines["group"]
+    assert "MORE THAN THE LIMIT of 512 MiB" in lines["batch of a rank"]
+    assert "packer.groups_per_step, packer.sequence_len" in lines["batch of a rank"]
