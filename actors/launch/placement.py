@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.ops.device_plan import Actor, actors_of
+from actors.ops.device_plan import Actor, largest_of
 from schemas.config import RunConfig
 from schemas.config.services import bracketed
 from schemas.errors import ConfigError
@@ -44,7 +44,7 @@ class Node:
 
 
 def place(config: RunConfig, hosts: Sequence[str]) -> list[Node]:
-    """Return the nodes of a run with their actors.
+    """Return the nodes of a run with their actors, those that `scale` may add included.
 
     Args:
         config: configuration of the run.
@@ -55,7 +55,7 @@ def place(config: RunConfig, hosts: Sequence[str]) -> list[Node]:
     """
     if problems := _problems(config, hosts):
         raise ConfigError(*problems)
-    actors = actors_of(config)
+    actors = largest_of(config)
     wished = config.launch.place if isinstance(config.launch.place, dict) else {}
     found: dict[Actor, int] = {
         actor: nodes[actor.index] for actor in actors for kind, nodes in wished.items() if actor.kind == kind
@@ -104,7 +104,7 @@ def _problems(config: RunConfig, hosts: Sequence[str]) -> list[str]:
     if not hosts or "" in hosts:
         return ["--nodes: name at least one node, and separate names by commas"]
     problems = [f"--nodes: {host} is named twice" for host, number in Counter(hosts).items() if number > 1]
-    numbers = Counter(actor.kind for actor in actors_of(config))
+    numbers = Counter(actor.kind for actor in largest_of(config))
     for kind, nodes in config.launch.place.items() if isinstance(config.launch.place, dict) else ():
         if len(nodes) != numbers[kind]:
             problems.append(f"launch.place.{kind}: {len(nodes)} nodes for {numbers[kind]} processes of the run")
@@ -153,10 +153,12 @@ def _computing(
 
 
 def _too_few(config: RunConfig, num_nodes: int, needs: Mapping[str, int]) -> str:
-    ranks, engines = config.trainer.num_ranks, config.up.inference
+    scaled = config.scale.inference
+    ranks, engines = config.trainer.num_ranks, config.up.inference if scaled is None else scaled.most
+    key = "up.inference" if scaled is None else "scale.inference.max"
     words = (
         f"launch.nodes: {num_nodes} nodes of launch.gpus_per_node {config.launch.gpus_per_node} are too few for "
-        f"trainer.num_ranks {ranks} and {engines} of up.inference with {needs['inference']} GPUs each"
+        f"trainer.num_ranks {ranks} and {engines} of {key} with {needs['inference']} GPUs each"
     )
     remedy = "ask for more nodes, or lower these keys"
     return f"{words}; {remedy}" if config.up.colocate else f"{words}; {remedy}, or set up.colocate: true"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from schemas.config import RunConfig
+from tests.ports import free_port
 from tests.ring.harness import (
     PATIENCE_SECONDS,
     check_promise,
@@ -25,10 +26,14 @@ from tests.ring.harness import (
 pytestmark = pytest.mark.slow
 
 
+def lines_of(config: RunConfig, log: str) -> list[dict[str, Any]]:
+    """All lines of a log."""
+    return [json.loads(line) for line in (config.output / "logs" / log).read_text().splitlines()]
+
+
 def told(config: RunConfig, event: str) -> list[dict[str, Any]]:
     """Lines of up.log about an event."""
-    lines = [json.loads(line) for line in (config.output / "logs" / "up.log").read_text().splitlines()]
-    return [line for line in lines if line["event"] == event]
+    return [line for line in lines_of(config, "up.log") if line["event"] == event]
 
 
 def numbers(config: RunConfig) -> list[tuple[str, int, int]]:
@@ -36,20 +41,26 @@ def numbers(config: RunConfig) -> list[tuple[str, int, int]]:
     return [(line["role"], line["before"], line["wanted"]) for line in told(config, "scaled")]
 
 
-@pytest.mark.long
-def test_reward_actors_come_while_rewards_are_slow_and_go_afterwards(tmp_path: Path) -> None:
-    """Rewards of a second for one group at a time: a second actor comes; then it drains. Nothing is lost or twice."""
-    gate = tmp_path / "gate"
+def config_of(folder: Path, gate: Path, **sections: Any) -> RunConfig:
+    """Rewards of a second for one group at a time while there is a gate; a second reward actor may come."""
     gate.touch()
-    config = ring_config(
-        tmp_path,
+    return ring_config(
+        folder,
         inference={"engine": {"type": "fake", "token_seconds": 0.02}},
         reward=own_reward("slow_while", gate=str(gate)) | {"max_concurrent_groups": 1},
         trainer={"max_steps": 100_000, "checkpoint": {"interval": 20}},
         eval={"num_prompts": 0},
         scale={"window": 1.0, "reward": {"max": 2, "price": 0.5, "max_cost": 1.2}},
         telemetry={"metrics_port": 0},
+        **sections,
     )
+
+
+@pytest.mark.long
+def test_reward_actors_come_while_rewards_are_slow_and_go_afterwards(tmp_path: Path) -> None:
+    """Rewards of a second for one group at a time: a second actor comes; then it drains. Nothing is lost or twice."""
+    gate = tmp_path / "gate"
+    config = config_of(tmp_path, gate)
     with processes(config, tmp_path) as started:
         up = started.up()
         wait_until(lambda: "reward-1" in children(up.pid), "a second reward actor")
@@ -73,6 +84,32 @@ def test_reward_actors_come_while_rewards_are_slow_and_go_afterwards(tmp_path: P
     assert {line["how"] for line in told(config, "ended") if line["child"] == "reward-1"} == {"with exit code 0"}
     assert check_promise(config).dropped == {}
     assert summary_of(config)["ledger"]["trained_twice"] == 0
+
+
+@pytest.mark.long
+def test_a_node_starts_and_gives_back_what_the_run_wants_of_it(tmp_path: Path) -> None:
+    """A node that has nothing to do at the start, gets a reward actor, gives it back, and ends with the run."""
+    gate = tmp_path / "gate"
+    config = config_of(tmp_path, gate, launch={"place": {"reward": [0, 1], "rollout": [0], "inference": [0]}})
+    bus = config.bus.model_copy(update={"control": f"tcp://127.0.0.1:{free_port()}"})
+    config = config.model_copy(update={"bus": bus})
+    with processes(config, tmp_path) as started:
+        hosts = ("--nodes", "127.0.0.1,127.0.0.2", str(started.config_path))
+        first, second = (started.spawn(f"node-{rank}", "node", "--rank", str(rank), *hosts) for rank in (0, 1))
+        wait_until(lambda: "reward-1" in children(second.pid), "a second reward actor")
+        events = [line["event"] for line in lines_of(config, "node-1.log")]
+        assert events.index("scaled") < events.index("started")
+        gate.unlink()
+        wait_until(lambda: not children(second.pid), "it is given back")
+        assert second.poll() is None
+        os.kill(first.pid, signal.SIGTERM)
+        os.kill(second.pid, signal.SIGTERM)
+        assert (first.wait(PATIENCE_SECONDS), second.wait(PATIENCE_SECONDS)) == (143, 143), started.text("node-1")
+        config = config.with_steps(steps_recorded(config) + 3)
+        steps = f"trainer.max_steps={config.trainer.max_steps}"
+        both = [started.spawn(f"node-{rank}", "node", "--rank", str(rank), *hosts, steps) for rank in (0, 1)]
+        assert [node.wait(PATIENCE_SECONDS) for node in both] == [0, 0], started.text("node-1")
+    assert check_promise(config).dropped == {}
 
 
 def test_an_engine_that_gets_notice_finishes_what_it_samples_and_nothing_is_sampled_twice(tmp_path: Path) -> None:

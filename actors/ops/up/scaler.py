@@ -1,8 +1,8 @@
-"""Processes that `actors up` starts and gives back during a run, as the packer's `scale` wants.
+"""Processes that `actors up` and `actors node` start and give back during a run, as the packer's `scale` wants.
 
-Children of the largest numbers are planned at the start, with their GPUs. Children beyond the wanted number are
-*parked*. A child that is given back drains: it takes no new work and finishes its own. What it does not finish in time,
-others do again. The last children of a role come last and go first.
+Children of the largest numbers are planned at the start, with their nodes and GPUs. Children beyond the wanted number
+are *parked*. A child that is given back drains: it takes no new work and finishes its own. What it does not finish in
+time, others do again. The last children of a role come last and go first, on whichever node they are.
 """
 
 import math
@@ -28,17 +28,20 @@ class Scaler:
 
     Args:
         config: configuration of the run.
-        children: all children, of each scaled role as many as `scale` allows.
+        children: children of this machine; on all machines together each scaled role has as many as `scale` allows.
+        drain_signal: signal upon which a child drains.
     """
 
-    def __init__(self, config: RunConfig, children: Sequence[Child]) -> None:
-        self._config = config
-        self._of: dict[str, list[Child]] = {
-            str(role): [child for child in children if child.kind == role] for role in config.scale.roles
-        }
+    def __init__(
+        self, config: RunConfig, children: Sequence[Child], drain_signal: signal.Signals = signal.SIGTERM
+    ) -> None:
+        self._config, self._drain_signal = config, drain_signal
+        self._numbers: dict[str, int] = {str(role): config.processes[role] for role in config.scale.roles}
+        """Number of each scaled role that was wanted last, on all machines together."""
+        self._of = {role: [child for child in children if child.kind == role] for role in self._numbers}
         for role, own in self._of.items():
-            for child in own[config.processes[role] :]:  # type: ignore[index]
-                child.parked = True
+            for child in own:
+                child.parked = _index(child) >= self._numbers[role]
 
     def follow(self, scale: Mapping[str, Any]) -> Iterator[str]:
         """Start and give back children as the packer wants; yield a line for each role that changes.
@@ -47,10 +50,11 @@ class Scaler:
             scale: the packer's progress under this name; empty before it is known.
         """
         for role, number in scale.get("wanted", {}).items():
-            before = sum(not child.parked for child in self._of.get(role, ()))
-            if before and number != before:
-                for index, child in enumerate(self._of[role]):
-                    self._use(child) if index < number else self._give_back(child)
+            before = self._numbers.get(role, number)
+            if number != before:
+                self._numbers[role] = number
+                for child in self._of[role]:
+                    self._use(child) if _index(child) < number else self._give_back(child)
                 log.info("scaled", role=role, before=before, wanted=number, because=scale["because"])
                 yield f"{role}: {before} → {number}, since {scale['because'] or 'the run had as many before'}"
         for child in (child for own in self._of.values() for child in own):
@@ -71,4 +75,9 @@ class Scaler:
         seconds = self._config.inference.drain_timeout if child.kind == "inference" else DRAIN_SECONDS
         child.kill_at = time.monotonic() + seconds + KILL_SECONDS
         if child.running:
-            child.signal(signal.SIGTERM)
+            child.signal(self._drain_signal)
+
+
+def _index(child: Child) -> int:
+    """Return the number in a child's name: that of the process in the whole run."""
+    return int(child.name.rpartition("-")[2])

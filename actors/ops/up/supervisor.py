@@ -238,7 +238,7 @@ class Supervisor:
         self._started_at = time.time()
         actors = largest_of(config) if share is None else share.actors
         self.children = list(plan(config, plan_here(config, actors), actors))
-        self._scaler = Scaler(config, self.children) if share is None else None
+        self._scaler = Scaler(config, self.children, self._drain_signal)
         self._fork_servers = ForkServers(config, [child.kind for child in self.children], stderr)
         self._membership: Membership | None = None
         """Membership of a node, which outlives the run: a stop looks at the actors of other nodes."""
@@ -312,7 +312,9 @@ class Supervisor:
         """True once the run has ended, as far as this machine is concerned."""
         if self._packer is not None:
             return self._packer.finished
-        return all(child.finished for child in self.children)
+        done = [child.finished or (child.parked and not child.running) for child in self.children]
+        # of a node whose processes are all parked no process tells the end
+        return all(done) and (self._told_done or any(child.finished for child in self.children))
 
     def _close_screen(self, progress: dict[str, Any]) -> None:
         if self._packer is not None:
@@ -547,7 +549,7 @@ class Supervisor:
                 self._heard, self._told_done = True, state.phase == "done"
                 self._run = state.run
                 self._say_where_it_starts(state.progress)
-                if self._scaler is not None and state.phase == "running":
+                if state.phase == "running":
                     for words in self._scaler.follow(state.progress.get("scale", {})):
                         self._screen.say(words)
                 if state.progress:

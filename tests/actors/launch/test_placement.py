@@ -63,6 +63,18 @@ def test_gpus_are_taken_in_order_and_rollouts_stay_off_the_trainer() -> None:
     ]
 
 
+def test_processes_that_may_be_added_have_their_places_from_the_start() -> None:
+    """Those of the largest numbers of `scale`; a node may have none at the start."""
+    scale = {"reward": {"min": 1, "max": 3}, "inference": {"min": 1, "max": 4}}
+    assert machines(run(scale=scale), 2) == [
+        "packer:0,trainer:0,inference:0-1",
+        "inference:2-3,reward:0-2,rollout:0",
+    ]
+    with pytest.raises(ConfigError, match=r"trainer\.num_ranks 8 and 9 of scale\.inference\.max with 1 GPUs each"):
+        place(gpu_run(8, 1, scale={"inference": {"min": 1, "max": 9}}), hosts(2))
+    assert machines(gpu_run(8, 1, scale={"inference": {"min": 1, "max": 8}}), 2)[1].startswith("inference:0-7,")
+
+
 def test_a_whole_node_of_ranks_per_node() -> None:
     """Where every node has a trainer, rewards and rollouts are spread over all."""
     assert machines(gpu_run(8, 8), 2) == [

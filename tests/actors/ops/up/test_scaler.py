@@ -69,6 +69,22 @@ def test_a_run_starts_with_its_minimum_and_grows_to_what_is_wanted(tmp_path: Pat
     assert children[2].start_at <= time.monotonic()
 
 
+@pytest.mark.parametrize(("own", "parked"), [([0], [False]), ([1, 3], [False, True]), ([2, 3], [True, True])])
+def test_a_node_has_the_children_of_its_numbers(
+    tmp_path: Path, children: list[Child], own: list[int], parked: list[bool]
+) -> None:
+    """What the packer wants is a number of all nodes together; a child of a node drains by the node's signal."""
+    here = [children[index] for index in own]
+    scaler = Scaler(ring_config(tmp_path, scale=SCALE), here, signal.SIGUSR2)
+    assert [child.parked for child in here] == parked
+    assert follow(scaler, 4) == ["reward: 2 → 4, since it is slow"]
+    assert not any(child.parked for child in here)
+    lives = living(here)
+    assert follow(scaler, 3) == ["reward: 4 → 3, since it is slow"]
+    assert [child.parked for child in here] == [index == 3 for index in own]
+    assert [life.signals for life in lives] == [[signal.SIGUSR2] if index == 3 else [] for index in own]
+
+
 def test_the_last_children_drain_and_are_killed_if_they_do_not_end(
     tmp_path: Path, children: list[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
