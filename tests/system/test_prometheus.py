@@ -38,7 +38,7 @@ LONGEST_SECONDS = 90.0
 """Until something shows in Prometheus, on a machine that has other things to do."""
 ACTORS = (
     *("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0", "rollout-1"),
-    *("callbacks-0", "uploader-0"),
+    *("callbacks-0", "uploader-0", "tracker-0"),
 )
 REWARD = '''
 from pathlib import Path
@@ -195,6 +195,7 @@ def run_config(folder: Path) -> RunConfig:
         inference={"engine": {"type": "embedded", "max_sequence_len": 64}},
         callbacks=[{"path": f"{folder / 'watcher.py'}:Watcher", "kwargs": {"gate": str(folder / "raises")}}],
         push_to_hub={"hub_model_id": "org/model"},
+        telemetry={"trackers": ["tensorboard"]},
         bus={"control": "ipc", "beat_interval": 0.5, "lease": 5.0},
     )
 
