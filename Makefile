@@ -102,7 +102,7 @@ bench-trl: .venv/dev.stamp .venv-trl/stamp
 .venv-system/stamp: pyproject.toml constraints.txt tests/system/requirements.txt
 	$(PYTHON) -m venv .venv-system
 	grep -v ^numpy== constraints.txt > .venv-system/constraints.txt
-	.venv-system/bin/pip install --quiet $(PIP_ARGS) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev,tensorboard]"
+	.venv-system/bin/pip install --quiet $(PIP_ARGS) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev]"
 	touch $@
 
 # TRL, with the versions of this project's own packages.
