@@ -53,6 +53,21 @@ def _secrets_are_elsewhere(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _trackers_have_a_place_each(config: "RunConfig") -> Iterator[str]:
+    """Refuse two trackers that find the run of the other by its id: each value would be there twice."""
+    trackers = config.telemetry.trackers
+    # these keys tell people of a run, and not where it is
+    places = [one.model_dump(exclude={"name", "group", "tags", "mode"}) for one in trackers]
+    for index, place in enumerate(places):
+        first = places.index(place)
+        if first < index:
+            others = " or ".join(key for key in place if key != "type")
+            yield (
+                f"telemetry.trackers.{index}: sends to the same place as telemetry.trackers.{first}; set another "
+                f"{others}, or remove one of the two"
+            )
+
+
 def _token_of_the_hub_is_elsewhere(config: "RunConfig") -> Iterator[str]:
     """Refuse a token in the place of its variable. In capitals, since hf_abc would be a variable's name as well."""
     name = config.push_to_hub.token_env if config.push_to_hub else ""
@@ -424,6 +439,7 @@ RULES = (
     _levels_move_alone,
     _secrets_are_elsewhere,
     _token_of_the_hub_is_elsewhere,
+    _trackers_have_a_place_each,
     _shards_hold_what_they_can,
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,

@@ -7,9 +7,10 @@ so `actors check` refuses such values and asks for an environment variable inste
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 NAME = re.compile(
-    r"(^|_)(api_?key|access_?key|private_?key|secret_?key|password|passwd|passphrase|pwd|credentials?"
+    r"(^|_)(api_?key|access_?key|private_?key|secret_?key|password|passwd|passphrase|pwd|credentials?|authorization|cookie"
     r"|(api|auth|access|bearer|hf|hub|wandb|github)_?token)$|_secret$",
     re.IGNORECASE,
 )
@@ -28,11 +29,13 @@ RANDOM_VALUE = re.compile(
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|\$\{?[A-Z][A-Z0-9_]*\}?", re.ASCII)
 """Pattern of names of environment variables. Such a name is no secret."""
 FREE = ("kwargs", "extra_args")
-"""Keys with free content. Only values below such a key are tested: all other keys are ours and hold no secret."""
+"""Keys with free content. Only values below such a key are tested: all other keys are ours and hold no secret, but for
+a URL with one."""
+URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.ASCII | re.IGNORECASE)
 
 
 def found_in(tree: Any, path: str = "", *, free: bool = False) -> Iterator[str]:
-    """Yield the dotted paths of values that look like secrets, below the keys FREE.
+    """Yield the dotted paths of values that look like secrets below the keys FREE, and of URLs with secrets anywhere.
 
     Args:
         tree: plain values of a configuration.
@@ -46,11 +49,17 @@ def found_in(tree: Any, path: str = "", *, free: bool = False) -> Iterator[str]:
                 yield where
             else:
                 yield from found_in(value, where, free=free or key in FREE)
+    elif isinstance(tree, str):
+        if has_credentials(tree):
+            yield path
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(tree):
             where = f"{path}.{number}"
             if not (free and isinstance(value, str)):
                 yield from found_in(value, where, free=free)
+                continue
+            if has_credentials(value) or has_credentials(value.partition("=")[2]):
+                yield where
                 continue
             # arguments of a command line: `--api-key=VALUE`, or `--api-key` and VALUE as the next item
             name, equals, given = value.partition("=")
@@ -59,6 +68,22 @@ def found_in(tree: Any, path: str = "", *, free: bool = False) -> Iterator[str]:
                 given = str(rest[0])
             if name.startswith("--") and looks_like_a_secret(name, given):
                 yield where
+
+
+def has_credentials(value: str) -> bool:
+    """Return whether a value is a URL with a password, a token in the user's place, or a secret in its query."""
+    if not URL.fullmatch(value):
+        return False
+    try:
+        parts = urlsplit(value)
+    except ValueError:  # no URL, which its key may refuse
+        return False
+    password, user = parts.password or "", parts.username or ""
+    return (
+        bool(password and not VARIABLE.fullmatch(password))
+        or bool(RANDOM_VALUE.fullmatch(user))
+        or any(looks_like_a_secret(name, given) for name, given in parse_qsl(parts.query))
+    )
 
 
 def looks_like_a_secret(key: str, value: str) -> bool:

@@ -4,21 +4,14 @@ The names of the keys are those of each tracker's own package. Secrets come from
 """
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from schemas.config.base import Section
 from schemas.config.resume_classes import Free
 
 MetricNames = Literal["ours", "trl", "prime-rl", "areal"]
 """Systems whose names of metrics a tracker may have."""
-
-
-def _without_password(url: str) -> str:
-    if urlsplit(url).password:
-        raise ValueError("has a password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in its place")
-    return url
 
 
 class TrackerKeys(Section):
@@ -70,7 +63,7 @@ class MlflowConfig(TrackerKeys):
     """MLflow: a server, or a local database. Needs `grpo-actors[mlflow]`."""
 
     type: Free[Literal["mlflow"]] = "mlflow"
-    tracking_uri: Annotated[Free[str], AfterValidator(_without_password)] = ""
+    tracking_uri: Free[str] = ""
     """Server, or `sqlite:///FILE`. Empty: MLFLOW_TRACKING_URI, else `output_dir/trackers/mlflow/mlflow.db`. Secrets are
     MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
     experiment: Free[str] = ""

@@ -516,7 +516,8 @@ class Supervisor:
         """Start callbacks or uploads again, without an end: training does not depend on them."""
         lived = time.monotonic() - child.started
         child.restarts = 1 if lived > STEADY_SECONDS else child.restarts + 1
-        seconds = min(LONGEST_FOLLOWER_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (child.restarts - 1))
+        # the exponent has a limit: with restarts for a day the power would be too large for a float
+        seconds = min(LONGEST_FOLLOWER_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(child.restarts - 1, 10))
         self._pause(child, seconds)
         if code not in (EXIT_DONE, EXIT_START_OVER):
             # the first line has the reason

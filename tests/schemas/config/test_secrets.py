@@ -36,6 +36,40 @@ def test_secret_among_arguments_of_a_server_is_refused(words: list[str]) -> None
     assert list(found_in({"inference": {"engine": {"extra_args": words}}}))
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:hunter2@h:8000", "https://hf_abcdefgh1234@h", "https://h/v1?api_key=sk-1", "postgresql://:p@h/db",
+        "s3://h/x?a=1&password=x", "HTTPS://u:p@h",
+    ],
+)  # fmt: skip
+def test_a_url_with_a_secret_is_refused_wherever_it_is(url: str) -> None:
+    """Servers of an engine, a tracker's server, arguments of functions and programs: trackers are sent all of them."""
+    for tree in ({"a": url}, {"urls": [url]}, {"kwargs": {"base": url}}, {"extra_args": ["--x", f"--db={url}", url]}):
+        assert list(found_in(tree)), tree
+    with pytest.raises(ConfigError) as caught:
+        check_tree(_tree(telemetry__trackers=[{"type": "mlflow", "tracking_uri": url}]))
+    (problem,) = caught.value.problems
+    assert problem.startswith("telemetry.trackers.0.tracking_uri: looks like a secret")
+    assert url not in problem
+
+
+@pytest.mark.parametrize("name", ["Authorization", "Proxy-Authorization", "cookie"])
+def test_a_header_with_a_secret_is_refused(name: str) -> None:
+    """`{"headers": {"Authorization": "Bearer …"}}` is how many clients are given a key."""
+    assert list(found_in({"kwargs": {"headers": {name: "Bearer x"}}}))
+
+
+def test_two_trackers_of_one_place_are_refused() -> None:
+    """Both would find the run by its id, and each value would be there twice."""
+    for place in ({"type": "wandb"}, {"type": "mlflow", "tracking_uri": "https://h", "experiment": "e"}):
+        with pytest.raises(
+            ConfigError, match=r"telemetry\.trackers\.1: sends to the same place as telemetry\.trackers\.0"
+        ):
+            check_tree(_tree(telemetry__trackers=[place, place | {"name": "b"}]))
+    check_tree(_tree(telemetry__trackers=["wandb", "mlflow", {"type": "wandb", "project": "b"}]))
+
+
 def test_what_is_no_secret_is_left_alone() -> None:
     """Names of variables, counts of tokens, keys of data, and everything outside kwargs and extra_args."""
     kwargs = {
@@ -43,7 +77,8 @@ def test_what_is_no_secret_is_left_alone() -> None:
         "secret": "apple", "password": None, "pwd": "", "tokenizer": "t", "pad_token": "p",
         "api_key": "JUDGE_KEY_ENV", "auth_token": "${JUDGE_TOKEN}", "client-secret": "$KEY",
         "end_token": "<|endoftext|>", "answer_key": "the_solution_column",
-        "cache_key": "data/Judge_2024_v1_answers.jsonl",
+        "cache_key": "data/Judge_2024_v1_answers.jsonl", "base": "https://user@h:80/v1?max_tokens=5",
+        "db": "postgresql://me:$DB_PASSWORD@h/x", "text": "as in http://u:p@h of old",
     }  # fmt: skip
     check_tree(_tree(reward__functions=[{"path": "mine.py:score", "kwargs": kwargs}]))
     assert not list(

@@ -140,7 +140,7 @@ def make_scene(tmp_path, monkeypatch):
     keys = {"up": {"max_restarts": 2, "fork_server": False}, "telemetry": {"metrics_port": 9100}}
 
     def make(fork=False, **sections):
-        config = ring_config(tmp_path, **keys, **sections)
+        config = ring_config(tmp_path, **keys | sections)
         scene = Scene(config, fork)
         monkeypatch.setattr(Child, "start", lambda *arguments: scene.begin(*arguments))
         for module in (supervisor_module, child_module, scaler_module):
@@ -223,6 +223,15 @@ def test_progress_forgives_start_overs(scene):
     scene.progress = lambda: {"step": scene.starts["trainer-0"] // (MAX_START_OVERS - 1)}
     assert scene.run() is None
     assert scene.starts["trainer-0"] == 10 * MAX_START_OVERS + 1
+
+
+def test_a_follower_that_ends_for_days_ends_no_run(make_scene, monkeypatch):
+    """As with no room for a tracker's files: started again each minute, however often it has been."""
+    scene = make_scene(telemetry={"metrics_port": 9100, "trackers": ["tensorboard"]})
+    monkeypatch.setattr(supervisor_module, "POLL_SECONDS", 20.0)
+    scene.lives["tracker-0"] = [(0.0, 1)] * 1100
+    assert scene.run(1200 * 80.0) is None
+    assert scene.starts["tracker-0"] == 1101
 
 
 def test_start_over_is_no_crash(scene):
