@@ -67,7 +67,7 @@ def commands(text: str, path: Path) -> Iterator[Command]:
 
 
 def _without_files(words: list[str]) -> list[str]:
-    """Return words without redirections, such as `2>&1` and `> train.log`. A quoted `<` or `>` is none."""
+    """Return words without redirections (`2>&1`, `> train.log`). A quoted `<` or `>` is none."""
     kept: list[str] = []
     is_target = False
     for word in words:

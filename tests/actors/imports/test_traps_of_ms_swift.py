@@ -35,7 +35,7 @@ def imported(tmp_path: Path, text: str, options: Options = COMPLETE) -> Import:
     ],
 )
 def test_a_quoted_sign_is_no_redirection(tmp_path: Path, words: str, stop: list[str]) -> None:
-    """Texts such as </answer> stay values, files of redirections do not become values."""
+    """Texts with < and > like </answer> stay values, files of redirections do not become values."""
     job = imported(tmp_path, f"{START}--seed 7 {words}\n")
     check_values(job, {"rollout.stop": stop, "seed": 7, "output_dir": "out"})
 
@@ -65,7 +65,7 @@ WORDS: list[tuple[str, str, dict[str, Any]]] = [
     ("--train_type full --top_p 1.0", "ms-swift 3.12", {"rollout.top_p": 1.0, "rollout.top_k": 50, "model.lora": None}),
     # rlhf_args.py of 3.5.3: tensor_parallel_size is set as vllm_tensor_parallel_size
     ("--use_vllm true --tensor_parallel_size 1", "ms-swift 3.5", {"rollout.top_k": 50, "up.colocate": True}),
-    # a mode of 4.6 beside the word of 3.x: neither release takes both
+    # a mode of 4.6 with the word of 3.x: neither release takes both
     ("--train_type lora --advantage_reweight rlsd", "ms-swift 4.6", {"rollout.top_k": 0}),
 ]
 

@@ -138,7 +138,7 @@ learning_rate: 3e-6
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_has_the_values_of_the_code_of_its_time(tmp_path: Path, name: str) -> None:
-    """Values of run.yaml against those that the code derives, and each key once."""
+    """Values of run.yaml against the values of the origin's code, and each key once."""
     case = CASES[name]
     job = imported(tmp_path, case.text, case.options)
     assert job.report.origin == case.origin
