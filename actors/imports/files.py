@@ -13,7 +13,24 @@ MAX_BYTES = 4_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads 1e-5 as a number, as the parsers of the origins do in the end."""
+    """YAML loader that reads 1e-5 as a number, as the parsers of the origins do in the end.
+
+    It also lists the keys that stand twice in a map.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.repeated: list[str] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a map, and keep the keys that stand in it twice, with the line of the second one."""
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in lines and key.value != "<<":
+                self.repeated.append(f"{key.value} (lines {lines[key.value]} and {key.start_mark.line + 1})")
+            elif isinstance(key, yaml.ScalarNode):
+                lines[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -40,15 +57,24 @@ def text_of(path: Path) -> str:
     return text
 
 
-def map_of(path: Path) -> dict[str, Any]:
-    """Return the map in a YAML file. Of keys that occur twice the last counts, as for the origins.
+def map_of(path: Path, notes: list[str] | None = None, *, unique: bool = False) -> dict[str, Any]:
+    """Return the map in a YAML file. Of keys that occur twice the last counts, as for PyYAML.
+
+    Args:
+        path: the file.
+        notes: gets a remark for each key that occurs twice in a map.
+        unique: whether the origin refuses such keys, as OmegaConf does.
 
     Raises:
         ConfigError: the file can't be read, is not YAML, or has no map.
     """
     text = text_of(path)
     try:
-        tree = yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
+        loader = _Loader(text)
+        try:
+            tree = loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark else ""
@@ -57,4 +83,9 @@ def map_of(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not YAML: {error}") from None
     if not isinstance(tree, dict) or not tree:
         raise ConfigError(f"{path}: must be a map of keys; it is {type(tree).__name__}")
+    for key in loader.repeated:
+        if unique:
+            raise ConfigError(f"{path}: {key} stands twice in a map, which the origin refuses; remove one")
+        if notes is not None:
+            notes.append(f"{path.name}: {key} stands twice in a map; the last one counts, as there")
     return {str(key): value for key, value in tree.items()}

@@ -202,7 +202,7 @@ def schedule(job: Import, pace: Pace) -> None:
         shown += [f"{key.removeprefix('trainer.')} {value}" for key, value in list(targets.items())[1:]]
         job.convert(keys, targets, ", ".join(shown))
     for key in options:
-        if not job.report.has(key):
+        if not job.is_reported(key):
             job.refuse(key, f"no parameter of schedule {kind} has a counterpart here")
     job.settle("lr_scheduler_kwargs", "empty")
     has_warm_up = _warm_up(job, kind)

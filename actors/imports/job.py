@@ -5,6 +5,7 @@ that nobody asked for. So a key of the input cannot be forgotten.
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,9 @@ class Unreadable:
 
 
 _SAME: Any = object()
+_SECRET = re.compile(r"(api_?key|token|secret|password|webhook_url)$", re.IGNORECASE)
+SECRET = "(not shown)"  # noqa: S105 - is none
+"""Stands in reports in place of a secret: a report is copied into issues and logs."""
 
 
 class Import:
@@ -252,6 +256,8 @@ class Import:
             value = value.source
             if verdict is not Verdict.IRRELEVANT:
                 verdict, text = Verdict.REFUSED, f"computed by the input, which is not run; give --{key} VALUE"
+        if value and isinstance(value, str) and _SECRET.search(self.name(key)):
+            value = SECRET
         self.report.add(Entry(self.name(key), value, verdict, targets, text))
 
     def _comment(self, key: str, target: str) -> str:

@@ -117,6 +117,37 @@ def check_types(given: Mapping[str, Any], keys: Mapping[str, Key], names: Mappin
         raise ConfigError(*problems)
 
 
+def coerced(given: Mapping[str, Any], keys: Mapping[str, Key], *, texts: bool = False) -> dict[str, Any]:
+    """Return the values with texts as the numbers and switches that known keys take, as the origins' parsers do.
+
+    Args:
+        given: values by key.
+        keys: table of the origin.
+        texts: whether numbers become texts too where a key takes these, as in OmegaConf.
+    """
+    found = dict(given)
+    for key, value in given.items():
+        name = known(key, keys)
+        kind = keys[name].kind.rstrip("?") if name is not None else ""
+        if isinstance(value, str):
+            found[key] = _read_as(value, kind)
+        elif texts and kind == "str" and isinstance(value, int | float) and not isinstance(value, bool):
+            found[key] = str(value)
+    return found
+
+
+def _read_as(text: str, kind: str) -> Any:
+    """Return the number or switch of a text, or the text if it is none of the kind."""
+    word = text.strip().lower()
+    if kind == "bool" and word in ("true", "false"):
+        return word == "true"
+    if kind == "int" and re.fullmatch(r"[+-]?\d{1,18}", word):
+        return int(word)
+    if kind == "float" and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", word):
+        return float(word)
+    return text
+
+
 def _fits(value: Any, kind: str) -> bool:
     if kind.startswith("any"):
         return True

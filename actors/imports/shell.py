@@ -18,7 +18,8 @@ UNKNOWN = "\x00"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\}|([@*#?$!-]))")
 _BEFORE = {"do", "then", "else", "elif", "if", "while", "{", "(", "!", "time", "nohup", "exec", "env", "sudo"}
-_REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(&\d|&-)?(.*)", re.DOTALL)
+_REDIRECTIONS = {"<": "\x01", ">": "\x02"}
+_REDIRECTION = re.compile(r"(?:\d*|&)(?:\x02\x02?|\x01)(&\d|&-)?(.*)", re.DOTALL)
 _END = "\n"
 
 
@@ -66,7 +67,7 @@ def commands(text: str, path: Path) -> Iterator[Command]:
 
 
 def _without_files(words: list[str]) -> list[str]:
-    """Return words without redirections, such as `2>&1` and `> train.log`."""
+    """Return words without redirections (`2>&1`, `> train.log`). A quoted `<` or `>` is none."""
     kept: list[str] = []
     is_target = False
     for word in words:
@@ -76,7 +77,8 @@ def _without_files(words: list[str]) -> list[str]:
         elif found is not None:
             is_target = not (found[1] or found[2])
         else:
-            kept.append(word)
+            # inside of a word, as in a process substitution
+            kept.append(word.replace("\x01", "<").replace("\x02", ">"))
     return kept
 
 
@@ -148,7 +150,8 @@ def _expanded(statement: str, variables: dict[str, str]) -> str:
             found.append(re.sub(r'(["\\])', r"\\\1", value) if quote else value)
             index = match.end()
             continue
-        found.append(sign)
+        # an unquoted sign is one of a redirection; shlex takes the quotes away, which tell it from a text
+        found.append(sign if quote else _REDIRECTIONS.get(sign, sign))
         index += 1
     return "".join(found)
 

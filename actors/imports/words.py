@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schemas.config.load import parse
@@ -37,6 +37,22 @@ def options(words: Sequence[str]) -> dict[str, Any]:
         else:
             raise ConfigError(f"{word}: is no option; write --KEY VALUE")
     return {key: True if not value else value[0] if len(value) == 1 else value for key, value in found.items()}
+
+
+def without_negations(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with `--no_KEY` as KEY false: the parser has such a flag for each key that is true by default.
+
+    Args:
+        given: options of a command line.
+        defaults: the origin's defaults.
+    """
+    found = dict(given)
+    for flag, value in given.items():
+        key = flag.removeprefix("no_")
+        if key != flag and flag not in defaults and isinstance(defaults.get(key), bool) and value is True:
+            del found[flag]
+            found[key] = False
+    return found
 
 
 def typed(key: str, value: Any, default: Any, *, numeric: bool = False) -> Any:

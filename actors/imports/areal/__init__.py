@@ -2,12 +2,11 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from actors.imports.areal.composition import Resolver, composed, join, put
 from actors.imports.areal.machines import convert_machines
 from actors.imports.areal.objective import convert_loss, convert_rewards
 from actors.imports.areal.tables import (
@@ -20,11 +19,9 @@ from actors.imports.areal.tables import (
     defaults_of,
     release_of,
 )
-from actors.imports.files import map_of
 from actors.imports.job import Import, Options
-from actors.imports.keys import check_types, flat
+from actors.imports.keys import check_types, coerced, flat
 from actors.imports.trackers import tracker_section
-from schemas.config.load import parse
 from schemas.errors import ConfigError
 
 
@@ -41,13 +38,19 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
         del words[at : at + 2]
     tree: dict[str, Any] = {}
     for path in paths:
-        _join(tree, map_of(path))
+        join(tree, composed(path))
     for word in words:
-        _put(tree, word)
+        put(tree, word)
+    if {"exp_ctrl", "ppo"} & tree.keys():
+        raise ConfigError(
+            f"{min({'exp_ctrl', 'ppo'} & tree.keys())}: is a section of AReaL before its rewrite in 0.3, which is not "
+            "known here; write the file with the keys of 0.3.0 to 1.0.4"
+        )
     values = flat(tree)
-    given = {key: _resolved(value, values, key, ()) for key, value in values.items()}
+    given = flat(Resolver(tree).tree())
     names = {name: spelling for spelling, name in SPELLINGS.items() if spelling in given and name not in given}
     given = {(SPELLINGS[key] if SPELLINGS.get(key) in names else key): value for key, value in given.items()}
+    given = coerced(given, KEYS, texts=True)
     check_types(given, KEYS, names)
     release, sign = release_of(options.version, given)
     job = Import(given, defaults_of(release), f"AReaL {'.'.join(map(str, release))}", options, names)
@@ -56,55 +59,6 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
     texts = " ".join(str(value) for value in values.values() if "${" in str(value))
     _convert(job, set(re.findall(r"\$\{([^${}]+)\}", texts)))
     return job
-
-
-def _join(tree: dict[str, Any], top: Mapping[str, Any]) -> None:
-    for key, value in top.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict):
-            _join(tree[key], value)
-        else:
-            tree[key] = value
-
-
-def _put(tree: dict[str, Any], word: str) -> None:
-    name, equals, text = word.lstrip("+").partition("=")
-    if not equals:
-        raise ConfigError(f"{word}: is no file and no word key=value of AReaL")
-    node, *parts = tree, *name.split(".")
-    for part in parts[:-1]:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"{word}: there is a value where it needs a section")
-    try:
-        node[parts[-1]] = parse(text)
-    except yaml.YAMLError:
-        node[parts[-1]] = text
-
-
-def _resolved(value: Any, values: Mapping[str, Any], key: str, path: tuple[str, ...]) -> Any:
-    """Return a value with its references `${a.b}` and `${oc.env:NAME,default}` replaced."""
-    if isinstance(value, list):
-        return [_resolved(item, values, key, path) for item in value]
-    if not isinstance(value, str) or "${" not in value:
-        return value
-    if key in path:
-        raise ConfigError(f"{path[0]}: refers to itself: {' → '.join([*path, key])}")
-
-    def found(name: str) -> Any:
-        if name.startswith("oc.env:"):
-            variable, comma, default = name.removeprefix("oc.env:").partition(",")
-            if not comma:
-                raise ConfigError(f"{key}: needs the environment variable {variable}, not read here; give {key}=VALUE")
-            return parse(default)
-        if name in values:
-            return _resolved(values[name], values, name, (*path, key))
-        if name in KEYS:
-            return KEYS[name].default
-        raise ConfigError(f"{key}: refers to {name}, which no file has; give {name}=VALUE")
-
-    if match := re.fullmatch(r"\$\{([^${}]+)\}", value):
-        return found(match[1])
-    return re.sub(r"\$\{([^${}]+)\}", lambda match: str(found(match[1])), value)
 
 
 def _convert(job: Import, referred: set[str]) -> None:
@@ -358,8 +312,9 @@ def _convert_timers(job: Import, per_epoch: int | None) -> None:
     _convert_evaluation(job, per_epoch)
     for timer in ("saver", "recover", "evaluator"):
         for unit in ("epochs", "steps", "secs"):
-            is_open = per_epoch is None and job.value(f"{timer}.freq_{unit}") is not None
-            job.settle(f"{timer}.freq_{unit}", "waits for --rows" if is_open else "no interval")
+            is_open = per_epoch is None and job.value(f"{timer}.freq_{unit}") is not None and unit == "epochs"
+            reason = "recover.mode is not on" if timer not in (*timers, "evaluator") else "no interval"
+            job.settle(f"{timer}.freq_{unit}", "waits for --rows" if is_open and timer in timers else reason)
 
 
 def _convert_evaluation(job: Import, per_epoch: int | None) -> None:

@@ -150,6 +150,7 @@ def convert_rewards(job: Import) -> None:
         kind = {"type": "norm", **norm}
     else:
         scaled = "zscore" if norm["std_level"] != "none" else "mean"
+        _note_normalisation(job, norm)
         kind = {"type": "gae", "discount": job.value("actor.discount"), "gae_lambda": job.value("actor.gae_lambda"),
                 "reward_norm": scaled}  # fmt: skip
     keys = [key for key in job.keys_below("actor.reward_norm") if not key.endswith(".group_size")]
@@ -157,6 +158,16 @@ def convert_rewards(job: Import) -> None:
     job.convert(keys, {f"reward.advantage.{name}": value for name, value in kind.items()}, f"{kind}")
     _convert_adv_norm(job)
     _convert_equal_groups(job)
+
+
+def _note_normalisation(job: Import, norm: dict[str, Any]) -> None:
+    """Report what a normalisation loses where rewards are discounted: it is that of a group, with its own reward."""
+    key = "actor.reward_norm.mean_leave1out"
+    if norm["mean_leave1out"]:
+        job.refuse(key, "with a discount the mean has the completion's own reward too here", "set actor.discount to 1")
+    if norm["mean_level"] != "group" or norm["std_level"] == "batch":
+        levels = f"{norm['mean_level']} and {norm['std_level']}"
+        job.note(f"actor.reward_norm of levels {levels}: with a discount rewards are normalised in their group here")
 
 
 def _convert_adv_norm(job: Import) -> None:

@@ -126,7 +126,9 @@ evaluator.eval_before_train      bool    false
 """)
 """Keys that are read, with the defaults of AReaL 1.0.4."""
 SPELLINGS = {"actor.behav_imp_weight_cap": "actor.behave_imp_weight_cap",
-             "actor.behav_imp_weight_mode": "actor.behave_imp_weight_mode"}  # fmt: skip
+             "actor.behav_imp_weight_mode": "actor.behave_imp_weight_mode",
+             "checkpointer.freq_epochs": "recover.freq_epochs", "checkpointer.freq_steps": "recover.freq_steps",
+             "checkpointer.freq_secs": "recover.freq_secs"}  # fmt: skip
 """Keys by how older files spell them."""
 SIGNS = {
     "actor.group_adv_norm": (0, 3, 0),
@@ -248,6 +250,9 @@ REFUSED = {
     "stats_logger.**": "this tracker is not built; write telemetry.trackers",
     "critic.**": "no critic is built; use the baseline of a group: actor.reward_norm, and remove critic",
     "teacher.**": "see trainer.distillation of type joint",
+    "critic": "no critic is built; use the baseline of a group: actor.reward_norm, and remove critic",
+    "teacher": "see trainer.distillation of type joint",
+    "rollout.agent": "an agent of AReaL's own interface; write environments with turns: environments[].type python",
     "rollout.agent.**": "an agent of AReaL's own interface; write environments with turns: environments[].type python",
     "rollout.openai.**": "a proxy for agents; write environments with turns: environments[].type python",
     "gconfig.**": "requests have no such parameter here; remove it",

@@ -101,17 +101,13 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
     job = Import(inputs.given, versions.defaults(version), f"ms-swift {version[0]}.{version[1]}", options, inputs.names)
     for note in inputs.notes:
         job.note(note)
-    if "train_type" in inputs.names.values() and version >= (4, 0) and not {"top_p", "top_k"} <= inputs.given.keys():
-        job.note(
-            "train_type is a word of releases before 4.0, which sampled with top_p 0.9 and top_k 50 by default; "
-            "--from-version 3.12 takes these"
-        )
     job.defaults["learning_rate"] = 1e-5 if job.value("tuner_type") == "full" else 1e-4
     _run(job)
     settings.model(job)
     world = settings.world_of(job, inputs)
     rows = rewards.rows_of(job, inputs)
-    if job.value("warmup_ratio") and job.value("warmup_steps"):
+    # transformers before let the steps count
+    if version >= (4, 0) and job.value("warmup_ratio") and job.value("warmup_steps"):
         raise ConfigError("warmup_ratio: ms-swift refuses it together with warmup_steps; leave one of them out")
     pace = settings.batches(job, version, world, rows)
     settings.sampling(job)

@@ -10,7 +10,7 @@ from actors.imports.job import Unreadable
 from actors.imports.keys import flat
 from actors.imports.ms_swift import versions
 from actors.imports.shell import UNKNOWN, Command, commands
-from actors.imports.words import items, options, typed
+from actors.imports.words import items, options, typed, without_negations
 from schemas.errors import ConfigError
 
 ENVIRONMENT = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES", "MAX_PIXELS", "VIDEO_MAX_PIXELS")
@@ -63,9 +63,12 @@ def gather(files: list[Path], words: list[str], version: str | None) -> Inputs:
     found.version, sign = versions.release_of(version, values)
     if sign:
         name = ".".join(map(str, found.version))
-        found.notes.append(
-            f"{sign}: only releases up to {name} take it, so its defaults hold; --from-version says others"
-        )
+        text = f"{sign}: only releases up to {name} read it, so its defaults hold"
+        if sign == versions.OF_THREE[0]:
+            text = (
+                f"{sign} is a word of 3.x, which 4.1 no longer takes: the defaults of {name} hold (top_p 0.9, top_k 50)"
+            )
+        found.notes.append(f"{text}; --from-version says others")
     _type(values, found, found.version)
     kind = found.given.get("rlhf_type", "dpo")
     if kind != "grpo" and not isinstance(kind, Unreadable):
@@ -74,7 +77,7 @@ def gather(files: list[Path], words: list[str], version: str | None) -> Inputs:
 
 
 def _of_yaml(file: Path, found: Inputs) -> dict[str, Any]:
-    tree = map_of(file)
+    tree = map_of(file, found.notes)
     for name, value in (tree.pop("ENV", None) or {}).items():
         found.given[str(name)] = str(value)
     return tree
@@ -140,6 +143,7 @@ def _swift(command: Command) -> tuple[str | None, list[str]]:
 def _type(values: dict[str, Any], found: Inputs, version: tuple[int, int]) -> None:
     """Add values of the types that ms-swift's parser gives them, under the names of today."""
     known = versions.defaults(version) | {"bf16": False, "fp16": False}
+    values = without_negations(values, known)
     for given, value in values.items():
         key = _ALIASES.get(given, given)
         if key in found.given:
@@ -150,7 +154,9 @@ def _type(values: dict[str, Any], found: Inputs, version: tuple[int, int]) -> No
         is_open = UNKNOWN in str(value)
         if is_open:
             found.given[key] = Unreadable(str(value).replace(UNKNOWN, "$…"))
-        elif key in versions.LISTS and value is not None and value is not True:
+        elif key in versions.LISTS and value is True:
+            raise ConfigError(f"{given}: takes one value or more, as in ms-swift; give some, or leave it out")
+        elif key in versions.LISTS and value is not None:
             found.given[key] = items(key, value, numeric=key == "reward_weights")
         elif isinstance(value, list | tuple) and key not in known:
             found.given[key] = value

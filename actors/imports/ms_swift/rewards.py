@@ -79,17 +79,17 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
         job.run.set(f"{at}.chat", True, "ms-swift makes a user message of each prompt")
         _column(job, file)
     _system(job, inputs)
-    _limit(job)
+    _limit(job, inputs.version)
     if job.is_set("enable_thinking"):
         job.rename("enable_thinking", f"{at}.chat_template_kwargs.enable_thinking")
     job.settle("enable_thinking", "empty: as the template has it")
-    target = f"{at}.rows" if answers == "gym_env" else f"{at}.path"
+    target = f"{at}.path" if answers is None else f"{at}.rows"
     if answers is None and file is None:
         job.ask(target, "training data as JSON Lines; --data FILE.jsonl")
     elif answers is None:
         job.run.set(target, str(file), "--data" if job.options.data is not None else "dataset")
     names = job.given.get("dataset")
-    if file is not None and answers is None:
+    if file is not None:
         job.convert("dataset", {target: str(file)}, "rows as JSON Lines")
     if not job.is_reported("dataset"):
         job.refuse(
@@ -153,26 +153,26 @@ def _column(job: Import, file: Path | None) -> None:
 
 _TREATMENTS = {
     "left": ("truncate_left", "the first tokens of longer prompts are cut off"),
-    "right": ("truncate_right", "the last tokens of longer prompts are cut off"),
     "delete": ("drop", "longer prompts are left out"),
-    "raise": ("drop", "longer prompts are left out"),
 }
 """Values of `long_prompts` by those of truncation_strategy."""
+_WITHOUT_DELETE = (3, 6)
+"""Last release with one strategy alone."""
 
 
-def _limit(job: Import) -> None:
+def _limit(job: Import, version: tuple[int, int]) -> None:
     """Write the longest prompt, which is ms-swift's max_length, and what becomes of longer ones.
 
     Raises:
-        ConfigError: ms-swift has no such strategy.
+        ConfigError: ms-swift refuses the strategy for GRPO too.
     """
     key = "truncation_strategy"
     strategy = job.value(key) or "left"
-    if strategy not in (*_TREATMENTS, "split"):
-        raise ConfigError(f"{key}: {strategy!r} must be one of delete, left, right, split")
-    if strategy == "split":
-        job.refuse(key, "a prompt in parts has no counterpart", "longer prompts are left out")
-        strategy = "delete"
+    allowed = ("left",) if version <= _WITHOUT_DELETE else tuple(_TREATMENTS)
+    if job.unreadable([key]):
+        strategy = "left"
+    elif strategy not in allowed:
+        raise ConfigError(f"{key}: {strategy!r} must be {' or '.join(allowed)}, as ms-swift requires for GRPO")
     treatment, text = _TREATMENTS[strategy]
     prompt_limit(job, "max_length", treatment, text)
     target = "environments.0.long_prompts"

@@ -22,7 +22,7 @@ from actors.imports.huggingface import (
 )
 from actors.imports.job import Import
 from actors.imports.ms_swift.inputs import Inputs
-from actors.imports.ms_swift.versions import ONE_ACCUMULATED, WITHOUT_MODE
+from actors.imports.ms_swift.versions import ONE_ACCUMULATED, ONE_ACCUMULATED_ASLEEP, WITHOUT_MODE
 from actors.imports.words import mapping
 from schemas.errors import ConfigError
 
@@ -171,6 +171,12 @@ def batches(job: Import, version: tuple[int, int], world: int | None, rows: int 
     if accumulation is None:
         # 16 completions of an update before GRPO had a default of its own
         accumulation = 1 if version >= ONE_ACCUMULATED else max(1, math.ceil(16 / per_device / (world or 1)))
+    is_asleep = bool(job.value("use_vllm")) and (job.value("sleep_level") or 0) > 0 and not job.value("async_generate")
+    if version <= ONE_ACCUMULATED_ASLEEP and is_asleep and accumulation > 1:
+        job.note(
+            f"up to 3.3 ms-swift sets gradient_accumulation_steps to 1 with sleep_level, so {accumulation} is not read"
+        )
+        accumulation = 1
     # ms-swift builds on TRL: the sizes have TRL's names and meaning
     sizes = TrlBatchSizes(
         per_device_train_batch_size=per_device,
@@ -251,6 +257,10 @@ def sampling(job: Import) -> None:
     job.settle("stop_words", "empty")
     job.refuse_unless("structured_outputs_regex", None, "requests carry no grammar here")
     limit, context = job.value("max_length"), job.value("vllm_max_model_len")
+    if job.value("vllm_mode") == "server" or job.has("rollout"):
+        # the trainer's key is not read where a server samples; that of the server's command is
+        served = str(job.given.get("rollout.vllm_max_model_len"))
+        context = int(served) if served.isdecimal() else None
     if limit is not None:
         total, text = limit + tokens, f"max_length {limit} + max_completion_length {tokens} = {limit + tokens}"
     elif context is not None and context > tokens:
@@ -302,6 +312,11 @@ def _loss(job: Import) -> None:
         kind = "grpo"
     else:
         job.rename("loss_type", "trainer.loss.type")
+    if kind == "bnpo":
+        job.note(
+            "loss_type bnpo is the mean over micro-batches of their token means; micro-batches are filled to "
+            "packer.sequence_len tokens here, so that the weights of tokens differ. dapo has no such average"
+        )
     job.run.set("trainer.loss.old_logprobs", "step_start", "the weights that sampled")
     low, high = job.value("epsilon"), job.value("epsilon_high")
     cap = low if high is None else high
@@ -439,8 +454,7 @@ def engine(job: Import, version: tuple[int, int], world: int | None) -> None:
         embedded_engine(job)
         _rest(job, "only with use_vllm")
         return
-    if mode not in ("colocate", "server"):
-        raise ConfigError(f"vllm_mode: {mode!r}; with use_vllm ms-swift wants colocate or server")
+    _check_mode(job, mode, version)
     job.convert("use_vllm", {"inference.engine.type": "vllm"}, "vLLM as a server of the run")
     if mode == "server":
         # the engine's keys stand in the command of the server, `swift rollout`
@@ -464,6 +478,14 @@ def engine(job: Import, version: tuple[int, int], world: int | None) -> None:
     for key in ("vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_group_port"):
         job.refuse(key, "the server of swift rollout speaks another protocol", "the run starts vLLM itself")
     _rest(job, "belongs to the command of the server" if prefix else "without counterpart in the run's own server")
+
+
+def _check_mode(job: Import, mode: Any, version: tuple[int, int]) -> None:
+    """Refuse the modes that ms-swift refuses with use_vllm."""
+    if mode not in ("colocate", "server"):
+        raise ConfigError(f"vllm_mode: {mode!r}; with use_vllm ms-swift wants colocate or server")
+    if mode == "colocate" and version >= (3, 5) and job.value("async_generate"):
+        raise ConfigError("async_generate: ms-swift needs vllm_mode server with it; set vllm_mode, or leave it out")
 
 
 def _has_devices(job: Import, world: int | None) -> bool:

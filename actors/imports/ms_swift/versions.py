@@ -175,6 +175,7 @@ LISTS = {
 """Keys whose values are lists; a single value is a list of one."""
 
 _CHANGES: list[tuple[tuple[int, int], dict[str, Any]]] = [
+    # 4.0.0 too; 4.0.4 has the later values
     ((4, 0), {"top_p": 0.9, "top_k": 50}),
     ((3, 11), {"vllm_mode": "colocate"}),
     ((3, 6), {"split_dataset_ratio": 0.01}),
@@ -190,11 +191,19 @@ SIGNS = (
     ("num_infer_workers", (3, 4)),
     ("use_lmdeploy", (3, 4)),
     ("lmdeploy_device", (3, 4)),
-    ("tensor_parallel_size", (3, 4)),
+    ("tensor_parallel_size", (3, 5)),
 )
-"""Keys that later releases do not take, with the last release that did."""
+"""Keys that later releases do not read, with the last release that did."""
 WITHOUT_MODE = (3, 10)
 """Last release that needs no vllm_mode with use_vllm."""
+OF_THREE = ("train_type", (3, 12))
+"""Word of releases 3.x, which 4.0 still takes and 4.1 no more."""
+OF_FOUR = re.compile(
+    r"(fipo|rlsd|sdar|real|teacher_kl|decision)_\w+|advantage_reweight|preserve_thinking|(use_)?gym_env"
+)
+"""Keys that came after 4.0."""
+ONE_ACCUMULATED_ASLEEP = (3, 3)
+"""Last release that accumulates one micro-batch alone where vLLM sleeps."""
 
 
 def release_of(text: str | None, given: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
@@ -214,6 +223,8 @@ def release_of(text: str | None, given: Mapping[str, Any]) -> tuple[tuple[int, i
             return number, key
     if str(given.get("use_vllm")).lower() == "true" and "vllm_mode" not in given:
         return WITHOUT_MODE, "use_vllm without vllm_mode"
+    if OF_THREE[0] in given and not any(OF_FOUR.fullmatch(key) for key in given):
+        return OF_THREE[1], OF_THREE[0]
     return NEWEST, ""
 
 

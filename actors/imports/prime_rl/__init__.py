@@ -1,11 +1,11 @@
-"""Import of prime-rl: TOML files of `rl`, or of trainer, orchestrator and inference, from February 2026 on."""
+"""Import of prime-rl: TOML files of `rl`, or of trainer, orchestrator and inference, from summer 2025 on."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from actors.imports.job import Import, Options
-from actors.imports.keys import check_types, flat
-from actors.imports.prime_rl import sampling, serving, training
+from actors.imports.keys import check_types, coerced, flat
+from actors.imports.prime_rl import early, sampling, serving, training
 from actors.imports.prime_rl.files import read_tree
 from actors.imports.prime_rl.names import KEYS, defaults_of, era_of, today
 
@@ -25,8 +25,10 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
         ConfigError: a file can't be read, or prime-rl itself refuses the values.
     """
     tree, is_whole = read_tree(files, arguments)
-    given, names, times = today(flat(tree, WHOLE))
+    given, names, times = today(flat(early.with_evaluations(tree), WHOLE))
     era, reason = era_of(options.version, times)
+    # pydantic reads texts as numbers
+    given = coerced(given, KEYS)
     check_types(given, KEYS, names)
     job = Import(given, defaults_of(era), f"prime-rl {era}", options, names)
     if reason and options.version is None:
@@ -49,11 +51,14 @@ def _convert(job: Import, era: str, is_whole: bool) -> None:
     sampling.convert_batches(job, sources)
     sampling.convert_lengths(job, sources, era)
     sampling.convert_sampling(job, sources)
-    training.convert_loss(job, era)
+    if not early.convert_clipped_loss(job):
+        training.convert_loss(job, era)
     sampling.convert_advantages(job, sources)
+    early.convert_advantage(job)
     sampling.convert_filters(job, era)
     sampling.convert_lag(job, era < "2026-08")
     sampling.convert_pools(job)
+    early.convert_rest(job)
     training.convert_optimizer(job)
     training.convert_schedule(job, steps)
     training.convert_checkpoints(job)

@@ -6,7 +6,7 @@ from typing import Any
 from actors.imports.keys import Key, known, pattern, table
 from schemas.errors import ConfigError
 
-ERAS = ("2026-02", "2026-03", "2026-05", "2026-08")
+ERAS = ("2025-11", "2026-02", "2026-03", "2026-05", "2026-08")
 """Times from which on other names and defaults hold."""
 COMMITS = {"5e9548d4": "2026-02", "559b4477": "2026-08", "head": "2026-08", "main": "2026-08", "latest": "2026-08"}
 """Other words for a time."""
@@ -189,6 +189,14 @@ inference.vllm.*                                 any      null
 """Keys that are read, with the defaults of August 2026."""
 
 CHANGED: dict[str, dict[str, Any]] = {
+    # one mask of tokens and one of sequences, and a ratio of sequences of e^10 at most; the policy that samples is
+    # exactly max_async_level steps old
+    "2025-11": {
+        "trainer.loss.kl_tau": 0.0, "trainer.model.ac": None, "trainer.model.compile": None,
+        "trainer.model.attn": "flash_attention_2", "orchestrator.train.filter_zero_advantages": False,
+        "trainer.loss.geo_mask_low": 0.0, "trainer.loss.geo_mask_high": 1e9, "trainer.loss.sequence_mask_high": 1e9,
+        "trainer.loss.sequence_clip_high": 22026.0, "orchestrator.strict_async_level": True,
+    },
     "2026-02": {
         "trainer.loss.kl_tau": 0.0, "trainer.model.ac": None, "trainer.model.compile": None,
         "trainer.model.attn": "flash_attention_2", "orchestrator.train.filter_zero_advantages": False,
@@ -214,17 +222,34 @@ FLAT_VLLM = (
 
 RENAMED = (
     ("clean_output_dir", "clean", "2026-05"),
+    *(
+        (f"{section}{old}", f"{section}{new}", "2025-11")
+        for section in ("", "trainer.", "orchestrator.")
+        for old, new in (
+            ("outputs_dir", "output_dir"),
+            ("ckpt.keep", "ckpt.keep_last"),
+            ("monitor.wandb.**", "monitors.wandb.{}"),
+            ("monitor.wandb", "monitors.wandb"),
+        )
+    ),
+    ("trainer.loss.mask_ratio_high", "trainer.loss.token_mask_high", "2025-11"),
+    ("trainer.loss.mask_ratio_low", "trainer.loss.token_mask_low", "2025-11"),
+    ("trainer.loss.sequence_mask_ratio_low", "trainer.loss.sequence_mask_low", "2025-11"),
+    ("trainer.loss.sequence_mask_ratio_high", "trainer.loss.sequence_mask_high", "2025-11"),
+    ("trainer.loss.ref_tau", "trainer.loss.teacher_tau", "2025-11"),
+    ("orchestrator.env_mix.probabilities", "orchestrator.buffer.env_ratios", "2025-11"),
+    ("orchestrator.buffer.oversampling_factor", "orchestrator.oversampling_factor", "2025-11"),
     ("wandb.**", "monitors.wandb.{}", "2026-05"),
     ("wandb", "monitors.wandb", "2026-05"),
     ("ckpt.resume_step", "resume.step", "2026-05"),
     ("trainer.wandb.**", "trainer.monitors.wandb.{}", "2026-05"),
     ("orchestrator.wandb.**", "orchestrator.monitors.wandb.{}", "2026-05"),
     ("orchestrator.client.**", "orchestrator.model.client.{}", "2026-05"),
-    ("trainer.model.experimental.lora.**", "trainer.model.lora.{}", "2026-02"),
-    ("orchestrator.environment.**", "orchestrator.train.source.0.{}", "2026-02"),
-    ("async_level", "max_async_level", "2026-02"),
-    ("trainer.async_level", "trainer.max_async_level", "2026-02"),
-    ("orchestrator.async_level", "orchestrator.max_async_level", "2026-02"),
+    ("trainer.model.experimental.lora.**", "trainer.model.lora.{}", "2025-11"),
+    ("orchestrator.environment.**", "orchestrator.train.source.0.{}", "2025-11"),
+    ("async_level", "max_async_level", "2025-11"),
+    ("trainer.async_level", "trainer.max_async_level", "2025-11"),
+    ("orchestrator.async_level", "orchestrator.max_async_level", "2025-11"),
     ("orchestrator.env.*.**", "orchestrator.train.source.{}.{}", "2026-02"),
     ("orchestrator.train.env.*.**", "orchestrator.train.source.{}.{}", "2026-05"),
     ("orchestrator.eval.env.*.**", "orchestrator.eval.source.{}.{}", "2026-05"),
@@ -260,16 +285,34 @@ RENAMED = (
 """Older names: pattern, name of August 2026, and the newest time in which the older name is usual."""
 
 MARKS = {
+    "2025-11": ("orchestrator.buffer.type", "orchestrator.buffer.min_reward", "orchestrator.buffer.max_reward",
+                "orchestrator.advantage.std_norm", "orchestrator.advantage.leave_one_out",
+                "orchestrator.advantage_type", "orchestrator.zero_truncated_completions",
+                "orchestrator.mask_env_responses", "orchestrator.length_bonus", "orchestrator.lora_name",
+                "orchestrator.micro_batch_size", "trainer.weight_broadcast.adapter_only", "trainer.recompute_logprobs",
+                "trainer.loss.epsilon_low", "trainer.loss.epsilon_high", "trainer.loss.clip_ratio"),
     "2026-02": ("trainer.loss.ratio_type", "trainer.loss.token_mask_*", "trainer.loss.geo_mask_*", "trainer_gpu_ids",
                 "trainer.loss.sequence_*", "inference_gpu_ids", "orchestrator.buffer.*", "orchestrator.max_async_level",
-                "max_async_level", "trainer.max_async_level", "orchestrator.verification.*",
-                "orchestrator.micro_batch_size", "orchestrator.lora_name",
-                "trainer.weight_broadcast.adapter_only"),
+                "max_async_level", "trainer.max_async_level", "orchestrator.verification.*"),
     "2026-03": ("trainer.loss.ipo_mask_*", "orchestrator.filters"),
     "2026-05": ("orchestrator.pre_batch_filters", "orchestrator.post_batch_filters", "orchestrator.oversampling_factor",
                 "orchestrator.max_inflight_rollouts"),
 }  # fmt: skip
 """Keys that exist up to a time, apart from renamed ones."""
+
+
+SINCE = {
+    "2026-02": ("seq_len", "trainer.loss.geo_mask_*", "trainer.loss.token_mask_*", "trainer.loss.sequence_clip_high",
+                "trainer.loss.adv_tau", "orchestrator.buffer.env_ratios", "orchestrator.buffer.hash_keys",
+                "orchestrator.teacher_model.*", "ckpt.keep_last", "ckpt.keep_interval", "trainer.ckpt.keep_last",
+                "orchestrator.eval.skip_eval_on_resume"),
+    "2026-03": ("trainer.loss.ipo_mask_*", "orchestrator.verification.*"),
+    "2026-05": ("orchestrator.train.env.*", "orchestrator.train.sampling.*", "orchestrator.pre_batch_filters",
+                "orchestrator.post_batch_filters", "orchestrator.pre_batch_filters.*",
+                "orchestrator.post_batch_filters.*", "orchestrator.sampling.max_completion_tokens",
+                "orchestrator.advantage.length_shaping", "orchestrator.training_mode", "trainer.loss.dppo_mask_*"),
+}  # fmt: skip
+"""Keys, as they stand in a file, that a time brought: with them older names do not tell an earlier one."""
 
 
 NEW = (
@@ -306,8 +349,20 @@ def today(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], dic
             is_new = True
         for time, marks in MARKS.items():
             if any(_glob(mark.replace("_*", "_?"), name) is not None for mark in marks):
-                times[key] = time
+                times[key] = min(times.get(key, time), time)
+    earliest = _earliest(given)
+    times = {key: max(time, earliest) for key, time in times.items()}
     return values, names, {} if is_new else times
+
+
+def _earliest(given: Mapping[str, Any]) -> str:
+    """Return the time before which a file with these keys can't be."""
+    found = [ERAS[0]]
+    for time, marks in SINCE.items():
+        starts = tuple(mark.removesuffix("*") for mark in marks if mark.endswith("*"))
+        if any(key in marks or (starts and key.startswith(starts)) for key in given):
+            found.append(time)
+    return max(found)
 
 
 def _glob(old: str, key: str) -> tuple[str, ...] | None:

@@ -60,16 +60,21 @@ def convert_batches(job: Import, sources: list[str]) -> int:
         job.settle(size_key, "each source has its own")
     tokens = job.given.get("orchestrator.token_batch_size")
     if tokens is not None and job.given.get(batch_key) is not None:
-        raise ConfigError(f"{batch_key}: set either batch_size or token_batch_size, as {job.system} requires")
+        raise ConfigError(f"{job.name(batch_key)}: set either batch_size or token_batch_size, as {job.system} requires")
     if tokens is not None:
         job.refuse("orchestrator.token_batch_size", "a step has a number of groups here, not of tokens")
+        job.settle(batch_key, "empty: token_batch_size counts")
+        flying = "orchestrator.max_inflight_rollouts"
+        if (limit := job.given.get(flying)) is not None:
+            targets = {"rollout.max_concurrent_groups": ceiling(limit, size)}
+            job.convert(flying, targets, f"⌈{limit} ÷ {size}⌉ groups, with one rollout actor")
         job.ask("packer.groups_per_step", f"groups per step; {job.system} fills a step with {tokens} tokens")
         return size
     job.settle("orchestrator.token_batch_size", "empty")
     batch = job.value(batch_key) or 128
     if batch % size:
         raise ConfigError(
-            f"{batch_key}: {batch} is not divisible by {job.name(size_key)} {size}, as {job.system} requires"
+            f"{job.name(batch_key)}: {batch} is not divisible by {job.name(size_key)} {size}, as {job.system} requires"
         )
     groups = batch // size
     job.convert(batch_key, {"packer.groups_per_step": groups}, f"{batch} completions ÷ {size} = {groups} groups")
@@ -138,10 +143,13 @@ def convert_lag(job: Import, has_level: bool) -> None:
 def _strictness(job: Import, level: int) -> None:
     """Write whether each step is sampled by weights of exactly the level."""
     key = "orchestrator.strict_async_level"
-    if not job.given.get(key):
+    if not job.value(key):
         job.irrelevant(key, "switched off")
     elif (job.given.get("orchestrator.oversampling_factor") or 0) > 1:
-        job.refuse(key, "not with oversampling, whose surplus trains in later steps here", "leave one of them out")
+        reason = "not with oversampling, whose surplus trains in later steps here"
+        job.refuse(key, reason, "leave one of them out")
+        if key not in job.given:
+            job.note(f"{key} is true by default in that time: {reason}")
     else:
         job.rename(key, "packer.strict_async_level")
         # the version of the level must still be there while newer ones are trained
@@ -527,7 +535,7 @@ def convert_filters(job: Import, era: str) -> None:
     if job.run.get("trainer.loss.type") == "ref_kl" or job.run.get("trainer.loss.teacher_tau"):
         has_zero = False
         job.settle(zero, "the loss reads a teacher, not advantages alone")
-    if job.given.get(zero) == has_zero and not job.report.has(zero):
+    if job.given.get(zero) == has_zero and not job.is_reported(zero):
         job.rename(zero, "packer.filter_zero_advantages")
     else:
         job.run.set("packer.filter_zero_advantages", has_zero, f"default of {job.report.origin}")
@@ -597,6 +605,7 @@ def convert_evaluation(job: Import, train: list[str], era: str) -> None:
     else:
         job.convert([temperature, *(f"{source}.sampling.temperature" for source in here)],
                     {"eval.temperature": own[0]}, f"{own[0]:g}")  # fmt: skip
+    _convert_evaluated(job, section, here)
     job.run.set("eval.exact_match", None, f"{job.system} measures rewards alone")
     # the environments of training stand for those of evaluation
     for source in here:
@@ -605,9 +614,37 @@ def convert_evaluation(job: Import, train: list[str], era: str) -> None:
                 f"{source}.{part}": "the environment's own rows for evaluation"
                 for part in ("id", "name", "args", "env.**")
             },
-            {f"{source}.**": "evaluations have only a temperature of their own here"},
+            {f"{source}.**": _OWN_SAMPLING},
         )
-    job.sweep({}, {f"{section}.sampling.**": "evaluations have only a temperature of their own here"})
+    job.sweep({}, {f"{section}.sampling.**": _OWN_SAMPLING})
+
+
+_OWN_SAMPLING = "evaluations have temperature, top_p, top_k and a length of their own here, for all sources"
+_EVALUATED = (
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("max_completion_tokens", "max_tokens"),
+    ("max_tokens", "max_tokens"),
+)
+"""Keys of evaluations apart from temperature: prime-rl's names and ours."""
+
+
+def _convert_evaluated(job: Import, section: str, sources: list[str]) -> None:
+    """Write truncation and length of evaluations, where all sources agree."""
+    for name, ours in _EVALUATED:
+        common = f"{section}.sampling.{name}"
+        values = [job.given.get(f"{source}.sampling.{name}", job.given.get(common)) for source in sources]
+        if values[0] is None or len(set(values)) > 1:
+            job.settle(common, "empty: the server's") if job.given.get(common) is None else None
+            continue
+        value = values[0]
+        row = job.run.get("packer.sequence_len")
+        if name == "top_k":
+            value = max(value, 0)
+        elif ours == "max_tokens" and isinstance(row, int):
+            value = min(value, row - 1)
+        keys = [common, *(f"{source}.sampling.{name}" for source in sources)]
+        job.convert(keys, {f"eval.{ours}": value}, f"{value:g}")
 
 
 def _convert_moments(job: Import, section: str, era: str) -> None:

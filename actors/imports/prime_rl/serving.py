@@ -285,11 +285,13 @@ def convert_names(job: Import) -> None:
     if name:
         label = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
         job.rename("run.name", "name") if label == name else job.convert("run.name", {"name": label}, f"{label}")
-    parent = job.value("output_dir")
+    # files of trainer and orchestrator have the folder that both share in 2025
+    shared = [key for key in ("output_dir", "trainer.output_dir", "orchestrator.output_dir") if job.given.get(key)]
+    parent = job.given[shared[0]] if shared else job.value("output_dir")
     if folder:
         job.convert(["output_dir", "run.dir"], {"output_dir": f"{parent}/{folder}"}, f"{parent} / {folder}")
     else:
-        job.rename("output_dir", "output_dir")
+        job.rename(shared[0] if shared else "output_dir", "output_dir")
     keys = ("log.level", "trainer.log.level", "orchestrator.log.level", "inference.log.level")
     given = [key for key in keys if job.given.get(key)]
     level = LEVELS.get(str(job.given[given[0]]).lower()) if given else None

@@ -3,13 +3,15 @@
 Surogate's orchestrator and inference have the keys of prime-rl in February 2026, so these conversions are shared.
 """
 
+import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from actors.imports.files import map_of
 from actors.imports.job import Import, Options
-from actors.imports.keys import Key, check_types, flat, table
+from actors.imports.keys import Key, check_types, coerced, flat, table
 from actors.imports.prime_rl import sampling, serving, training
 from actors.imports.prime_rl.names import KEYS as SHARED_KEYS
 from actors.imports.prime_rl.names import defaults_of, today
@@ -119,6 +121,24 @@ _KNOWN_AS = {
     "orch.model": "orchestrator.model",
 }
 
+OF_ENGINE = (
+    *("dtype", "host", "port", "model", "max_model_len", "tensor_parallel_size", "data_parallel_size", "enforce_eager"),
+    *("gpu_memory_utilization", "max_lora_rank", "max_loras", "max_cpu_loras", "reasoning_parser", "tool_call_parser"),
+    *("enable_prefix_caching", "max_num_seqs", "kv_cache_dtype", "attention_backend", "rope_scaling", "quantization"),
+    *("api_server_count", "seed", "enable_expert_parallel", "all2all_backend", "enable_eplb", "enable_lora"),
+    *("enable_auto_tool_choice", "trust_remote_code", "weight_broadcast_type", "data_parallel_size_local"),
+    *("data_parallel_rpc_port", "lora_target_modules", "enable_dbo", "enable_return_routed_experts", "chat_template"),
+)
+"""Keys of infer.yaml that are arguments of vLLM, or that are read here, by vLLM's names."""
+OF_OWN_ENGINE = (
+    *("gpu_layers", "host_moe_layers", "expert_slots", "host_expert_bank", "cpu_moe_share", "cpu_moe_prefill_share"),
+    *("cpu_moe_min_tokens", "decode_cache_bytes", "decode_memory_bytes", "decode_prefill_chunk"),
+    "decode_prefix_entries",
+)
+"""Keys of infer.yaml of Surogate's own engine, a plan of memory."""
+UNREAD_SAMPLING = ("top_k", "min_p", "presence_penalty", "frequency_penalty", "n", "stop")
+"""Keys of orch.sampling that Surogate does not read, without a word."""
+
 IRRELEVANT = {
     "orch.seq_len": "Surogate reads sequence_len; seq_len has no effect there",
     "train.checkpoint_dir": "checkpoints are in output_dir",
@@ -172,6 +192,8 @@ REFUSED = {
     "train.train_router": "routers are trained with all weights only; set lora: false",
     "train.router_aux_loss_coef": "no loss of routers; leave it out",
     "train.router_z_loss_coef": "no loss of routers; leave it out",
+    "train.reward.prompts": 'rows stand in a file; write each as {"prompt": …} into a JSON Lines file, and --data FILE',
+    "train.reward.prompts.**": "rows stand in a file; write each into a JSON Lines file, and --data FILE",
     "train.adapter_path": "adapters start anew; merge them into the model first",
     "train.merge_adapter": "adapters stay adapters; merge them after the run",
     "train.qlora_fp4": "only nf4 is built; set qlora_bnb: true",
@@ -209,8 +231,9 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
     if arguments:
         raise ConfigError(f"{arguments[0]}: surogate grpo takes files only")
     given: dict[str, Any] = {}
+    notes: list[str] = []
     for file in files:
-        content = map_of(file)
+        content = map_of(file, notes)
         kind = kind_of(content, file)
         if any(key.startswith(f"{kind}.") for key in given):
             raise ConfigError(f"{file}: is a second {kind}.yaml by its keys")
@@ -218,7 +241,11 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
     values, names = _known_names(given)
     era = _era(options.version, given)
     keys = _table()
+    values = coerced(values, keys)
     check_types(values, keys, names)
+    _check_variables(values, names)
+    if values.get("orchestrator.token_batch_size") is not None and "orchestrator.batch_size" not in values:
+        raise ConfigError("orch.batch_size: is 128 by default, and Surogate refuses both; write batch_size: null")
     defaults = defaults_of("2026-02") | {name: key.default for name, key in keys.items() if name.startswith("train.")}
     defaults |= {"trainer.model.seq_len": 1024, "orchestrator.concurrency.max_inflight": None}
     defaults |= {"orchestrator.ruler.enabled": False, "orchestrator.ruler.mode": "replace"}
@@ -229,8 +256,26 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
     if era == "2026-02":
         defaults |= {"train.weight_decay": 0.1, "train.lora_dropout": 0.05}
     job = Import(values, defaults, f"Surogate {era}", options, names)
+    for note in notes:
+        job.note(note)
     _convert(job, era, is_native)
     return job
+
+
+def _check_variables(values: dict[str, Any], names: dict[str, str]) -> None:
+    """Refuse values with variables of the environment, which is not read here.
+
+    Raises:
+        ConfigError: all such values.
+    """
+    found = {key: re.search(r"\$\{([^}]+)\}", value) for key, value in values.items() if isinstance(value, str)}
+    problems = [
+        f"{names.get(key, key)}: needs the environment variable {match[1]}, not read here; write its value here"
+        for key, match in found.items()
+        if match is not None
+    ]
+    if problems:
+        raise ConfigError(*problems)
 
 
 def kind_of(content: dict[str, Any], file: Path) -> str:
@@ -302,6 +347,10 @@ def _convert(job: Import, era: str, is_native: bool) -> None:
         sampling.convert_batches(job, sources)
     convert_judge(job, len(sources))
     sampling.convert_lengths(job, sources, "2026-02")
+    for name in UNREAD_SAMPLING if not is_native else ():
+        key = f"{sampling.SAMPLING}.{name}"
+        job.settle(key, "Surogate does not read it; sampling.extra_body would carry it")
+        job.given = {one: value for one, value in job.given.items() if one != key}
     sampling.convert_sampling(job, sources)
     _convert_loss(job, era)
     sampling.convert_advantages(job, sources)
@@ -334,6 +383,14 @@ def _convert(job: Import, era: str, is_native: bool) -> None:
 
 def _convert_server(job: Import) -> None:
     """Report the keys of infer.yaml that are none of vLLM's arguments."""
+    for key in job.keys_below("inference.vllm"):
+        name = key.split(".")[2]
+        if name in OF_OWN_ENGINE:
+            job.settle(key, "a plan of memory of its engine")
+        elif name not in OF_ENGINE:
+            close = difflib.get_close_matches(name, [*OF_ENGINE, *OF_OWN_ENGINE], n=1, cutoff=0.8)
+            hint = f"did you mean infer.{close[0]}?" if close else "remove it"
+            job.refuse(key, "Surogate does not read such a key", hint)
     job.settle("inference.vllm.weight_broadcast_type", "weights.channel, as train.yaml says")
     if job.given.get("inference.vllm.trust_remote_code"):
         job.rename("inference.vllm.trust_remote_code", "model.trust_remote_code")

@@ -82,7 +82,7 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
     version = versions.release(options.version)
     inputs = gather(files, arguments, version)
     if options.version is None:
-        version, sign = versions.told_by(inputs.given, inputs.trainer)
+        version, sign = versions.told_by(inputs.given | dict.fromkeys(inputs.names.values()), inputs.trainer)
         if sign:
             # values have the types of that time
             inputs = gather(files, arguments, version)
@@ -101,7 +101,7 @@ def translate(inputs: Inputs, options: Options) -> Import:
     """
     version = versions.release(options.version)
     defaults = versions.defaults(inputs.trainer, version)
-    job = Import(inputs.given, defaults, f"TRL {version[0]}.{version[1]}", options)
+    job = Import(inputs.given, defaults, f"TRL {version[0]}.{version[1]}", options, inputs.names)
     for note in inputs.notes:
         job.note(note)
     _run(job)
@@ -109,7 +109,7 @@ def translate(inputs: Inputs, options: Options) -> Import:
     settings.adapters(job, inputs, name)
     world = batches.world_of(job)
     pace = batches.batches(job, inputs.trainer, version, world)
-    settings.sampling(job, inputs)
+    settings.sampling(job, version)
     settings.objective(job, inputs.trainer, version, pace)
     schedule(job, pace)
     optimizer(job)
@@ -138,7 +138,7 @@ def _run(job: Import) -> None:
 
 def _others(job: Import, inputs: Inputs) -> None:
     """Report keys by their first part: of the launcher, of the environment, of the script."""
-    for key in [key for key in job.given if not job.report.has(key)]:
+    for key in [key for key in job.given if not job.is_reported(key)]:
         start = key.partition(".")[0]
         if start == "env":
             job.settle(key, "an environment variable of the origin's process")
@@ -170,7 +170,7 @@ def _close(job: Import, inputs: Inputs, world: int | None) -> None:
         job.convert("disable_dropout", {"model.dropout": True}, "false: dropout of the model's own config")
     job.settle("disable_dropout", "no dropout here")
     for key, (harmless, reason, instead) in SWITCHES.items():
-        if not job.report.has(key):
+        if not job.is_reported(key):
             job.refuse_unless(key, harmless, reason, instead)
     for reason, keys in IRRELEVANT.items():
         for key in keys:
@@ -181,8 +181,11 @@ def _close(job: Import, inputs: Inputs, world: int | None) -> None:
             value = job.run.get(target)
             if value and not str(value).startswith(MISSING):
                 job.ask(target, "follows from the updates per generation; --world N")
+    for key in versions.IGNORED_OF_FIRST_RLOO if inputs.trainer == "rloo" else ():
+        job.settle(key, "TRL 0.22 to 0.24 take it without effect; no later release has it")
     known = [
         *job.defaults,
+        "num_processes",
         "chat_template",
         "chat_template_path",
         *(key for keys in IRRELEVANT.values() for key in keys),

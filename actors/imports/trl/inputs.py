@@ -9,7 +9,7 @@ from actors.imports.job import Unreadable
 from actors.imports.keys import flat
 from actors.imports.syntax import Call, Imported, Local, Method, Parsed, Script
 from actors.imports.trl import versions
-from actors.imports.words import items, options, typed
+from actors.imports.words import items, options, typed, without_negations
 from schemas.errors import ConfigError
 
 TRAINERS = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "AsyncGRPOTrainer": "async"}
@@ -42,6 +42,8 @@ class Inputs:
     """Options of the script's own parser."""
     notes: list[str] = field(default_factory=list)
     """Remarks."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Names in the input of keys that have another name today."""
 
 
 def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inputs:
@@ -58,36 +60,52 @@ def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inp
     paths += [Path(str(command[key])) for key in _LAUNCHER if key in command and Path(str(command[key])).is_file()]
     values: dict[str, Any] = {}
     accelerate: dict[str, Any] = {}
+    notes: list[str] = []
     scripts = [path for path in paths if path.suffix == ".py"]
     if len(scripts) > 1:
         raise ConfigError(f"{scripts[1]}: is a second script; give one")
     for path in paths:
         if path in scripts:
             continue
-        tree = map_of(path)
+        tree = map_of(path, notes)
         # both files have keys such as num_processes and debug, so accelerate's keep a name of their own
         if any(key in tree for key in _ACCELERATE):
             accelerate |= flat({"accelerate": tree})
         else:
             values |= tree
-    values |= command
+    values |= without_negations(command, versions.defaults(_trainer_of(values | command, commands), versions.NEWEST))
     if not (values or scripts):
         raise ConfigError("no file has keys of a trainer; give a YAML file of `trl grpo`, or a script")
     if scripts:
         found = _of_script(scripts[0], values, version)
         found.files = files
     else:
-        found = Inputs(
-            _trainer_of(values, commands), typed_values(values, _trainer_of(values, commands), version), files
-        )
+        trainer = _trainer_of(values, commands)
+        values, names = versions.of_today(values, trainer)
+        found = Inputs(trainer, typed_values(values, trainer, version), files, names=names)
+    _count_episodes(found)
     found.given |= accelerate
+    found.notes += notes
     return found
+
+
+def _count_episodes(found: Inputs) -> None:
+    """Turn episodes of the first RLOOTrainer to updates, as TRL 0.22 to 0.24 do."""
+    episodes = found.given.get("max_steps")
+    if found.names.get("max_steps") != "total_episodes" or isinstance(episodes, Unreadable):
+        return
+    accumulation = found.given.get("gradient_accumulation_steps", 1)
+    found.given["max_steps"] = episodes // accumulation
+    found.notes.append(
+        f"total_episodes {episodes} ÷ gradient_accumulation_steps {accumulation} are max_steps in TRL 0.22 to 0.24; "
+        "earlier releases, with an RLOOTrainer of another kind, counted completions"
+    )
 
 
 def _trainer_of(values: dict[str, Any], commands: list[str]) -> str:
     if commands:
         return commands[0]
-    if any(key in values for key in ("normalize_advantages", "reward_clip_range")):
+    if any(key in values for key in ("normalize_advantages", "reward_clip_range", "rloo_k")):
         return "rloo"
     return "async" if any(key in values for key in ("max_staleness", "weight_sync_steps", "queue_maxsize")) else "grpo"
 
@@ -140,7 +158,8 @@ def _of_script(path: Path, values: dict[str, Any], version: tuple[int, int]) -> 
     if call.is_partial:
         notes.append("arguments behind ** of the trainer can't be read")
     given, uses_model_arguments = _arguments_of(parts, plain, trainer, notes)
-    found = Inputs(trainer, typed_values(given, trainer, version), [path], path, script, call)
+    given, names = versions.of_today(given, trainer)
+    found = Inputs(trainer, typed_values(given, trainer, version), [path], path, script, call, names=names)
     found.uses_model_arguments, found.notes = uses_model_arguments, notes
     found.own_options = {key for key in plain if key not in given}
     for key in found.own_options:

@@ -51,13 +51,13 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
     """Write the environments: rows of JSON Lines, or code of the script that answers."""
     named = None if _turns(job, inputs) else _rows(job, inputs, has_evaluation)
     job.settle("chat_template_kwargs", "empty")
-    prompt_limit(job, "max_prompt_length", "truncate_left", "TRL keeps the last tokens of longer prompts")
     _template(job)
     name = job.given.get("train_dataset", job.given.get("dataset_name"))
     keys = [key for key in _SOURCES if key in job.given]
     if named is not None:
         _named_rows(job, inputs, named, has_evaluation, keys)
         keys = []
+    prompt_limit(job, "max_prompt_length", "truncate_left", "TRL keeps the last tokens of longer prompts")
     for key in keys:
         if job.options.data is not None and not job.unreadable([key]):
             target = "environments.0.rows" if job.run.get("environments.0.type") == "python" else "environments.0.path"
@@ -349,7 +349,7 @@ def _named(name: str, job: Import) -> tuple[str, dict[str, Any]] | None:
         length, cache = job.given.get("max_completion_len", 16384), job.given.get("soft_punish_cache", 4096)
         shown = _made("get_soft_overlong_punishment", {"max_completion_len": length, "soft_punish_cache": cache})
         for key in ("max_completion_len", "soft_punish_cache"):
-            if key in job.given and not job.report.has(key):
+            if key in job.given and not job.is_reported(key):
                 job.convert(key, {}, "an argument of soft_overlong in reward.functions")
         return shown
     module, dot, function = name.rpartition(".")

@@ -144,7 +144,7 @@ def _lora(job: Import, name: Any, prefix: str, stem: str, own: dict[str, Any]) -
     job.refuse_unless(f"{prefix}bias", "none", "biases stay frozen here")
     for one in ("task_type", "inference_mode", "peft_type"):
         job.settle(f"{prefix}{stem}{one}", "a causal language model, trained")
-    for one in [one for one in job.given if prefix and one.startswith(prefix) and not job.report.has(one)]:
+    for one in [one for one in job.given if prefix and one.startswith(prefix) and not job.is_reported(one)]:
         job.refuse(one, "no counterpart")
 
 
@@ -177,12 +177,18 @@ def _quantization(job: Import, inputs: Inputs) -> None:
     job.refuse("quantization_config", "no quantisation that is known here")
 
 
-def sampling(job: Import, inputs: Inputs) -> None:
+def sampling(job: Import, version: tuple[int, int]) -> None:
     """Write sampling and the lengths of rows."""
     job.rename("max_completion_length", "rollout.max_tokens")
     job.rename("temperature", "rollout.temperature")
     job.rename("top_p", "rollout.top_p")
-    top_k = job.value("top_k")
+    # releases without the key sampled from vLLM with its default, all tokens
+    top_k = 0 if version < (0, 16) and job.value("use_vllm") and "top_k" not in job.given else job.value("top_k")
+    if version < (0, 16) and job.value("temperature") not in (None, 1.0):
+        job.note(
+            "before TRL 0.16 the loss had logprobs of temperature 1, whatever the temperature of sampling; here they "
+            "have that of sampling"
+        )
     if top_k is None or top_k <= 0:
         job.convert("top_k", {"rollout.top_k": 0}, f"{top_k}: all tokens")
     else:
@@ -375,7 +381,7 @@ def _reference(job: Import) -> None:
 
 def _correction(job: Import) -> None:
     keys = [f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "cap", "clip_min")]
-    on, mode, high, cap, _ = (job.value(key) for key in keys)
+    on, mode, high, cap, low = (job.value(key) for key in keys)
     if not (job.value("use_vllm") and on):
         for key in keys:
             job.settle(key, "no correction" if job.value("use_vllm") else "only with use_vllm")
@@ -402,6 +408,10 @@ def _correction(job: Import) -> None:
         targets |= {"trainer.correction.sequence_ratio": "sum", "trainer.correction.sequence_weight": "completion"}
     job.convert([keys[1], keys[0]], targets, f"{mode}: {action} by {level}")
     used, limit = (keys[3], cap) if cap is not None else (keys[2], high)
+    if job.is_set(keys[4]) and not job.unreadable([keys[4], used]) and limit is not None and low >= limit:
+        raise ConfigError(f"{keys[4]}: {low:g} must be below {used} {limit:g}, as in TRL")
+    if action == "truncate" and limit is None and not job.is_set(keys[4]):
+        raise ConfigError(f"{keys[2]}: {mode} needs a bound, or {keys[4]}, as in TRL")
     if limit is None:
         job.convert(used, {"trainer.correction.high": UNBOUNDED}, "no upper bound")
     else:
@@ -591,7 +601,7 @@ def spread(job: Import, world: int | None) -> None:
         stage = job.given.get("deepspeed.zero_optimization.stage", 3)
     stage = job.given.get("deepspeed.zero_optimization.stage", stage)
     is_fsdp = kind == "FSDP" or bool(job.given.get("fsdp")) or named in _SHARDED
-    given = [key for key in keys if key in job.given and not job.report.has(key)]
+    given = [key for key in keys if key in job.given and not job.is_reported(key)]
     if not given:
         if job.run.get("trainer.sharding") is None and named in _SHARDED:
             sharding(job, world, True, (), named)

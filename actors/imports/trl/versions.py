@@ -220,7 +220,7 @@ _CHANGES: dict[str, list[tuple[tuple[int, int], dict[str, Any]]]] = {
         ((0, 22), {"loss_type": "bnpo", "gradient_checkpointing": False}),
         ((0, 19), {"beta": 0.04, "logging_steps": 500.0, "bf16": False}),
         ((0, 18), {"temperature": 0.9, "top_k": 50, "vllm_gpu_memory_utilization": 0.9}),
-        ((0, 16), {"loss_type": "grpo"}),
+        ((0, 16), {"loss_type": "grpo", "ref_model_mixup_alpha": 0.9, "ref_model_sync_steps": 64}),
         ((0, 15), {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}),
     ],
     "rloo": [
@@ -236,6 +236,24 @@ _FIRST = {"grpo": OLDEST, "rloo": (0, 22), "async": (1, 0)}
 """First release with the trainer as it is today."""
 
 
+OF_FIRST_RLOO = {
+    "rloo_k": "num_generations",
+    "cliprange": "epsilon",
+    "kl_coef": "beta",
+    "exp_name": "run_name",
+    "normalize_reward": "normalize_advantages",
+    "num_ppo_epochs": "num_iterations",
+    "num_mini_batches": "steps_per_generation",
+    "total_episodes": "max_steps",
+    "response_length": "max_completion_length",
+}
+"""Keys of the first RLOOTrainer, by which TRL 0.22 to 0.24 set the keys of today's."""
+IGNORED_OF_FIRST_RLOO = (
+    *("token_level_kl", "local_rollout_forward_batch_size", "num_sample_generations", "stop_token"),
+    *("stop_token_id", "missing_eos_penalty"),
+)
+"""Keys of the first RLOOTrainer that TRL 0.22 to 0.24 take without effect."""
+
 RETIRED: dict[str, tuple[int, int]] = {
     "vllm_device": (0, 18),
     "vllm_dtype": (0, 18),
@@ -246,17 +264,21 @@ RETIRED: dict[str, tuple[int, int]] = {
     "max_prompt_length": (0, 28),
     "vllm_guided_decoding_regex": (0, 28),
     "use_liger_loss": (0, 28),
+    **dict.fromkeys((*OF_FIRST_RLOO, *IGNORED_OF_FIRST_RLOO), (0, 25)),
 }
 """Keys that TRL has removed, with the release without them."""
 ADDED: dict[str, tuple[int, int]] = {
-    "loss_type": (0, 16),
-    "scale_rewards": (0, 16),
-    "steps_per_generation": (0, 18),
-    "generation_batch_size": (0, 18),
-    "mask_truncated_completions": (0, 18),
-    "importance_sampling_level": (0, 20),
-    "top_entropy_quantile": (0, 21),
-    "vllm_importance_sampling_correction": (0, 23),
+    **dict.fromkeys(("num_iterations", "epsilon", "epsilon_high", "scale_rewards", "min_p"), (0, 16)),
+    **dict.fromkeys(("top_p", "top_k", "repetition_penalty", "vllm_server_host", "vllm_server_port"), (0, 16)),
+    **dict.fromkeys(("loss_type", "mask_truncated_completions", "shuffle_dataset", "use_liger_loss"), (0, 17)),
+    **dict.fromkeys(("disable_dropout", "num_completions_to_print", "wandb_log_unique_prompts"), (0, 17)),
+    **dict.fromkeys(("steps_per_generation", "generation_batch_size", "vllm_mode", "delta"), (0, 18)),
+    **dict.fromkeys(("vllm_server_base_url", "vllm_tensor_parallel_size"), (0, 18)),
+    "generation_kwargs": (0, 19),
+    **dict.fromkeys(("importance_sampling_level", "top_entropy_quantile", "use_transformers_paged"), (0, 20)),
+    "vllm_model_impl": (0, 21),
+    **dict.fromkeys(("vllm_importance_sampling_correction", "vllm_importance_sampling_cap"), (0, 23)),
+    "vllm_enable_sleep_mode": (0, 23),
     "vllm_importance_sampling_mode": (0, 26),
 }
 """Keys with the release that brought them."""
@@ -289,6 +311,25 @@ def told_by(given: Mapping[str, Any], trainer: str) -> tuple[tuple[int, int], st
         newest, sign = RECIPES, f"{recipe} is a key of open-r1's recipes, which take TRL {RECIPES[0]}.{RECIPES[1]}"
     oldest = max([_FIRST[trainer], *(since for key, since in ADDED.items() if key in given)])
     return (max(newest, oldest), sign) if sign else (NEWEST, "")
+
+
+def of_today(values: Mapping[str, Any], trainer: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values by today's names, and the names in the input of keys with an older one.
+
+    Raises:
+        ConfigError: both names of a key are given.
+    """
+    if trainer != "rloo":
+        return dict(values), {}
+    found, names = dict[str, Any](), dict[str, str]()
+    for key, value in values.items():
+        name = OF_FIRST_RLOO.get(key, key)
+        if name in found or (name != key and name in values):
+            raise ConfigError(f"{key}: sets {name}, which is given too; leave one of them out")
+        found[name] = value
+        if name != key:
+            names[name] = key
+    return found, names
 
 
 def release(text: str | None) -> tuple[int, int]:

@@ -135,8 +135,8 @@ def test_a_script_with_eight_processes_has_the_values_of_its_code(tmp_path: Path
         "trainer.loss.type": "dapo", "trainer.loss.epsilon_high": 0.28, "trainer.reference": None,
         "reward.advantage": {"type": "zscore", "std": "unbiased", "eps": 1e-4}, "reward.none_as_zero": True,
         "packer.dynamic_sampling": True, "packer.max_resample_times": 5, "reward.mask_truncated_completions": True,
-        "packer.sequence_len": 5120, "rollout.max_tokens": 4096, "rollout.temperature": 1.0, "rollout.top_p": 1.0,
-        "rollout.top_k": 0, "reward.functions.0.path": "accuracy_swift", "reward.functions.1.path": "overlong",
+        "packer.sequence_len": 5120, "rollout.max_tokens": 4096, "rollout.temperature": 1.0, "rollout.top_p": 0.9,
+        "rollout.top_k": 50, "reward.functions.0.path": "accuracy_swift", "reward.functions.1.path": "overlong",
         "reward.functions.1.kwargs": {"max_tokens": 4096, "overlong_tokens": 819},
         "reward.functions.2.kwargs": {"repetition_n_grams": 4, "repetition_max_penalty": -1.0},
         "reward.functions.1.weight": 0.5, "inference.engine.type": "vllm", "up.inference": 4, "up.colocate": True,
@@ -265,7 +265,6 @@ def test_an_older_release_has_its_own_defaults(tmp_path: Path) -> None:
         ("enable_thinking: false", {"environments.0.chat_template_kwargs": {"enable_thinking": False}}),
         ("max_length: 100, truncation_strategy: delete",
          {"environments.0.max_prompt_tokens": 100, "environments.0.long_prompts": "drop"}),
-        ("max_length: 100, truncation_strategy: right", {"environments.0.long_prompts": "truncate_right"}),
         ("use_rslora: true, lora_rank: 16", {"model.lora.rslora": True, "model.lora.alpha": 32.0}),
         ("use_dora: true, modules_to_save: [lm_head]",
          {"model.lora.dora": True, "model.lora.modules_to_save": ["lm_head"]}),
@@ -305,7 +304,7 @@ def test_a_key_has_the_value_of_the_origins_code(tmp_path: Path, keys: str, valu
         ("reward_weights: [1, 2]", "2 weights for 1 rewards"),
         ("split_dataset_ratio: 0.1", "per_device_eval_batch_size: 1 completions"),
         ("max_steps: many", "max_steps: must be a number"),
-        ("truncation_strategy: middle", "truncation_strategy: 'middle' must be one of"),
+        ("truncation_strategy: right", "truncation_strategy: 'right' must be left or delete"),
         ("train_type: full, tuner_type: lora", "means tuner_type, which is given too"),
     ],
 )
@@ -390,10 +389,10 @@ CUDA_VISIBLE_DEVICES=2,3,4,5 NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --mode
             "inference.engine.tensor_parallel_size": 4, "rollout.top_k": 50, "rollout.top_p": 0.85,
         }, {"num_infer_workers": "irrelevant", "tensor_parallel_size": "renamed", "sleep_level": "refused"}),
         # 2 · 8 · 8 = 128 completions of two generations = 8 groups in one update; ⌊10000 ÷ 4⌋ · 4 ÷ 8 = 1250
-        (GSPO, "ms-swift 4.6", {
+        (GSPO, "ms-swift 3.12", {
             "packer.groups_per_step": 8, "trainer.num_minibatches": 1, "trainer.max_steps": 1250,
-            "trainer.loss.epsilon": 3e-4, "trainer.loss.epsilon_high": 4e-4, "rollout.top_p": 1.0,
-            "trainer.loss.importance_sampling_level": "sequence", "trainer.reference": None, "rollout.top_k": 0,
+            "trainer.loss.epsilon": 3e-4, "trainer.loss.epsilon_high": 4e-4, "rollout.top_p": 0.9,
+            "trainer.loss.importance_sampling_level": "sequence", "trainer.reference": None, "rollout.top_k": 50,
             "trainer.checkpoint.interval": 1000, "up.colocate": True, "up.inference": 8,
         }, {"steps_per_generation": "converted", "offload_model": "refused"}),
         # 4 · 4 = 16 completions = 2 groups; three iterations are three updates of a step: 3 · 500 · 3 ÷ 3, 500 ÷ 3

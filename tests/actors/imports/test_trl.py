@@ -382,7 +382,7 @@ max_steps: 5
     [
         # vllm_device is of before 0.18, mask_truncated_completions of 0.18: 8 · 7 · 16 ÷ 16 = 56 groups;
         # ⌈10000 · 16 ÷ 56 ÷ 16⌉ = 179 updates an epoch, 40 of them; a share of 0.05 of all
-        (CODE, Options(world=7, rows=10000, data=Path("rows.jsonl"), reward="rewards.py"), "TRL 0.18", {
+        (CODE, Options(world=7, rows=10000, data=Path("rows.jsonl"), reward="rewards.py"), "TRL 0.17", {
             "packer.groups_per_step": 56, "trainer.max_steps": 7160, "trainer.loss.type": "dr_grpo",
             "reward.advantage.type": "mean", "trainer.reference": None, "trainer.max_grad_norm": 0.2,
             "trainer.checkpoint.interval_share": 0.05, "trainer.correction": None, "rollout.temperature": 0.7,
@@ -447,9 +447,10 @@ def test_the_defaults_of_an_older_release_are_used_where_they_are_asked_for(tmp_
     })  # fmt: skip
     assert job.report.origin == "TRL 0.18"
     oldest = imported(tmp_path, text, options=Options(world=2, data=Path("r"), version="0.14"))
-    # 0.14: prompts per device 1 · 2 processes · 8 accumulated; temperature 0.9, top_k 50, GRPO's own average
+    # 0.14: prompts per device 1 · 2 processes · 8 accumulated; temperature 0.9, GRPO's own average. vLLM's parameters
+    # are temperature and max_tokens there, so that all tokens count; with transformers the 50 most probable ones do
     check_values(oldest, {
-        "packer.groups_per_step": 16, "rollout.temperature": 0.9, "rollout.top_k": 50, "trainer.loss.type": "grpo",
+        "packer.groups_per_step": 16, "rollout.temperature": 0.9, "rollout.top_k": 0, "trainer.loss.type": "grpo",
     })  # fmt: skip
 
 
