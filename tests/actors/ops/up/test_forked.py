@@ -183,16 +183,16 @@ def test_signals_of_the_server_are_not_ignored_by_its_forks(server: ForkServer, 
     assert end_of(run(server, "pass", tmp_path / "log")) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
 def test_a_signal_just_after_the_start_is_not_lost(server: ForkServer, tmp_path: Path, number: signal.Signals) -> None:
-    """Though the process has not begun yet.
-
-    SIGINT is held back alike. But Python makes an exception of it, and loses it in a callback of its imports.
-    """
+    """Though the process has not begun yet."""
+    if signal.getsignal(number) == signal.SIG_IGN:
+        pytest.skip("not run: these tests were started in the background, by a shell that has them ignore it")
     for _ in range(10):
         process = run(server, SLEEPS, tmp_path / "log")
         process.send_signal(number)
-        assert end_of(process) == -number
+        # Python turns SIGINT into an exception
+        assert end_of(process) in (-number, 1)
 
 
 @pytest.mark.parametrize("code", ["raise RuntimeError", "raise SystemExit('words')", "print('words')"])
