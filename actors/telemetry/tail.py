@@ -36,7 +36,10 @@ class Tail:
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
-            file.seek(self._offset)
+            # cut since the last look: `was_cut` finds it at the next one, as long as the place is kept
+            file.seek(self._offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                return
             for line in file:
                 if not line.endswith(b"\n"):
                     return

@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from actors.telemetry.names import renamed, renamed_evaluation
-from actors.telemetry.reporter import SAMPLES
+from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES
 from actors.telemetry.tail import Tail
 from actors.trackers.protocol import MAX_TEXT_CHARACTERS, Entry, Table
 from schemas.config.trackers import MetricNames
@@ -44,6 +45,7 @@ class History:
         is_due: returns whether a version is evaluated.
         names: names of the metrics.
         clock: monotonic time in seconds.
+        turn: called for each line that is read, since a long run takes minutes to read.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class History:
         is_due: Callable[[int], bool],
         names: MetricNames = "ours",
         clock: Callable[[], float] = time.monotonic,
+        turn: Callable[[], None] = lambda: None,
     ) -> None:
-        self._is_due, self._names, self._clock = is_due, names, clock
+        self._is_due, self._names, self._clock, self._turn = is_due, names, clock, turn
         self._steps, self._evals = Tail(output / "metrics.jsonl"), Tail(output / "evals.jsonl")
-        self._samples = SampleReader(output / SAMPLES)
+        self._samples = SampleReader(output)
         self._lines: deque[_Waiting] = deque()
         self._evaluations: dict[int, Mapping[str, Any]] = {}
         self._zero_is_open = is_due(0)
@@ -84,7 +87,8 @@ class History:
             self._evaluations[int(record["version"])] = record["environments"]
         now = self._clock()
         room = MAX_AHEAD - len(self._lines)
-        for record in self._steps.new():
+        for record in self._steps.new() if room > 0 else ():
+            self._turn()
             step = self.newest = int(record["step"])
             if sent.get(step) and sent[step] != digest_of(record):
                 self.restart()
@@ -133,27 +137,28 @@ class History:
 
 
 class SampleReader:
-    """Reader of the training samples in samples.jsonl, in the order of steps."""
+    """Reader of the training samples in samples.older.jsonl and samples.jsonl, in the order of steps."""
 
-    def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
+    def __init__(self, output: Path) -> None:
+        self._tails = [Tail(output / name) for name in (OLDER_SAMPLES, SAMPLES)]
         self._next: Mapping[str, Any] | None = None
         """First line of a later step."""
 
     def restart(self) -> None:
-        """Read the file from the start again."""
-        self._tail.restart()
+        """Read the files from the start again."""
+        for tail in self._tails:
+            tail.restart()
         self._next = None
 
     def take(self, step: int) -> list[Mapping[str, Any]]:
         """Return the groups of a step; those of earlier steps are left out."""
-        if self._tail.was_cut():
-            self.restart()  # the file has become the older one, or lines were cut off
+        if any(tail.was_cut() for tail in self._tails):
+            self.restart()  # a file has become the older one, or lines were cut off
         if self._next is not None and self._next["step"] > step:
             return []
         found = [self._next] if self._next is not None and self._next["step"] == step else []
         self._next = None
-        for record in self._tail.new():
+        for record in chain.from_iterable(tail.new() for tail in self._tails):
             if record["purpose"] == "eval" or record["step"] < step:
                 continue
             if record["step"] > step:
@@ -182,12 +187,17 @@ def _row(group: Mapping[str, Any], index: int, rewards: list[str]) -> tuple[Any,
     text = prompt if isinstance(prompt, str) else json.dumps(prompt)
     said = json.dumps(group["messages"][index]) if played else group["completions"][index]
     return (
-        *(group["step"], group["environment"], text[:MAX_TEXT_CHARACTERS], said[:MAX_TEXT_CHARACTERS]),
+        *(group["step"], group["environment"], _sendable(text), _sendable(said)),
         group["reward"][index],
         *(group["rewards"][name][index] if name in group["rewards"] else None for name in rewards),
         group["advantages"][index],
         *((group["turns"][index], group["tool_calls"][index]) if played else (None, None)),
     )
+
+
+def _sendable(text: str) -> str:
+    """Return a text as every tracker takes it: cut, and without half a pair of UTF-16, which a data set may contain."""
+    return text[:MAX_TEXT_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def digest_of(line: Mapping[str, Any]) -> str:

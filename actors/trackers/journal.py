@@ -32,6 +32,12 @@ class Journal:
             self._start(0)
 
     @property
+    def newest(self) -> int:
+        """Newest step that was sent; -1: none."""
+        # digests are in the order of steps, so the last one is the newest; a run may have a million
+        return next(reversed(self.digests), -1)
+
+    @property
     def id(self) -> str:
         """Id of the run in the tracker."""
         return self.run if not self.generation else f"{self.run}-{self.generation}"
@@ -46,7 +52,7 @@ class Journal:
 
     def note_held(self, step: int) -> None:
         """Note that the tracker has all steps up to this one, and no later step."""
-        if step != self.held or any(other > step for other in self.digests):
+        if step != self.held or self.newest > step:
             self._append({"held": step})
 
     def note_finished(self) -> None:
@@ -63,12 +69,12 @@ class Journal:
         self.generation, self.digests, self.held, self.finished = generation, {}, -1, False
 
     def _read(self) -> bool:
-        """Read the file; return whether it is of this run."""
-        lines = read_lines(self._path)
-        if not lines or lines[0].get("run") != self.run:
+        """Read the file; return whether it is of this run. Damaged lines count for nothing."""
+        first, *rest = [line for line in read_lines(self._path) if isinstance(line, dict)] or [{}]
+        if first.get("run") != self.run or not isinstance(first.get("generation"), int):
             return False
-        self.generation = int(lines[0]["generation"])
-        for line in lines[1:]:
+        self.generation = first["generation"]
+        for line in rest:
             self._take(line)
         return True
 
@@ -79,10 +85,17 @@ class Journal:
         self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
-        if "step" in line:
-            self.digests[line["step"]], self.finished = line["digest"], False
-        elif "held" in line:
-            self.held, self.finished = line["held"], False
-            self.digests = {step: digest for step, digest in self.digests.items() if step <= self.held}
-        else:
-            self.finished = True
+        match line:
+            case {"step": int(step), "digest": str(digest)}:
+                self._forget_after(step - 1)  # of a damaged file alone: steps are sent in order
+                self.digests[step], self.finished = digest, False
+            case {"held": int(step)}:
+                self.held, self.finished = step, False
+                self._forget_after(step)
+            case {"finished": True}:
+                self.finished = True
+
+    def _forget_after(self, step: int) -> None:
+        """Remove the digests of later steps. Only these are looked at: this is done for each step of a long journal."""
+        while self.newest > step:
+            self.digests.popitem()

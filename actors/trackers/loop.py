@@ -35,6 +35,8 @@ POLL_SECONDS = 0.25
 """Pause between two looks at the run's files."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 """Pause after a failure; it doubles with each failure in a row."""
+MOST_CPU = 0.1
+"""Largest share of a processor that a tracker takes which fails again and again: a long run is read again each time."""
 BATCH = 100
 """Largest number of entries between two flushes."""
 FOLDER = "trackers"
@@ -62,7 +64,7 @@ class TrackerActor:
         self._drain = Drain()
         self._tracker: Tracker | None = None
         self._max_steps = config.trainer.max_steps
-        self._history = History(config.output, self._is_due, config.telemetry.names)
+        self._history = History(config.output, self._is_due, config.telemetry.names, turn=self.liveness.turn)
         self._failures, self._retry_at = 0, 0.0
 
     @property
@@ -110,10 +112,13 @@ class TrackerActor:
         """
         if time.monotonic() < self._retry_at:
             return False
+        began = time.process_time()
         try:
             done = self._send(journal, is_over=is_over)
-        except Exception as error:  # noqa: BLE001 - of the tracker's package: whatever it is, the run goes on
-            self._fail(error)
+        # of the tracker's package: whatever it is, the run goes on. A SystemExit too: its code would be taken for ours,
+        # and 2 (a wrong configuration) would end the run
+        except BaseException as error:  # noqa: BLE001
+            self._fail(error, time.process_time() - began)
             return False
         self._failures = 0
         return done
@@ -132,7 +137,7 @@ class TrackerActor:
             self.liveness.turn()
             if sent >= BATCH:
                 break
-        newest = max(journal.digests, default=-1)
+        newest = journal.newest
         if sent:
             tracker.flush()
             journal.note_held(newest)
@@ -140,6 +145,9 @@ class TrackerActor:
         self._metrics.set("grpo_tracker_behind_steps", max(0, self._history.newest - max(0, newest)))
         if sent or not is_over:
             return not sent
+        if 0 < self._history.newest < newest:  # the run went back and was ended earlier: no new line tells
+            self._go_back(tracker, journal, self._history.newest + 1)
+            return False
         if not journal.finished:
             tracker.finish(json.loads((self._config.output / "summary.json").read_text(encoding="utf-8")))
             self._tracker = None
@@ -181,10 +189,11 @@ class TrackerActor:
         self._tracker = None
         journal.start_again()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException, cpu_seconds: float) -> None:
         self._failures += 1
         self._metrics.count("grpo_tracker_failures_total")
-        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (self._failures - 1))
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
+        pause = max(pause, cpu_seconds / MOST_CPU)
         self._retry_at = time.monotonic() + pause
         log.error(
             "tracker failed; training goes on, and what is missing is sent later",
@@ -198,7 +207,7 @@ class TrackerActor:
     def _let_go(self) -> None:
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 tracker.close()
 
     def _first_run(self) -> str:
@@ -256,7 +265,7 @@ def run_of(journal: Path) -> str:
     try:
         with journal.open(encoding="utf-8") as file:
             return str(json.loads(file.readline())["run"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 

@@ -17,6 +17,8 @@ class Service:
         self.fail_before: set[int] = set()
         self.fail_after: set[int] = set()
         """Steps at which the connection breaks once: before or after the step has arrived."""
+        self.error: BaseException = ConnectionError("away")
+        """Error of `fail_before`."""
 
 
 class MemoryTracker:
@@ -39,7 +41,7 @@ class MemoryTracker:
         """Take a step."""
         if entry.step in self.service.fail_before:
             self.service.fail_before.remove(entry.step)
-            raise ConnectionError("away")
+            raise self.service.error
         self.service.runs[self.run].append(entry)
         if entry.step in self.service.fail_after:
             self.service.fail_after.remove(entry.step)

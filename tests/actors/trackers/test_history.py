@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from actors.telemetry.tail import Tail
 from actors.trackers.history import SETTLE_SECONDS, History, digest_of, table_of
 from tests.actors.trackers.doubles import sample_line, step_line, write
 
@@ -83,6 +84,48 @@ def test_a_line_written_again_is_known_and_a_line_trained_again_is_told(tmp_path
         del reader.sent[step]
     assert reader.steps() == [2, 3]
     assert reader.entries[2].values["reward_mean"] == 0.9
+
+
+def test_samples_in_the_older_file_are_found(tmp_path: Path) -> None:
+    """A tracker that was away, or the file's turn between two looks: no table is missing while the run has it."""
+    reader = Reader(tmp_path)
+    reader.lines(1, 2)
+    write(tmp_path / "samples.jsonl", [sample_line(1), sample_line(2), sample_line(3)])
+    assert reader.steps() == [1, 2]
+    (tmp_path / "samples.jsonl").rename(tmp_path / "samples.older.jsonl")
+    write(tmp_path / "samples.jsonl", [sample_line(4)])
+    reader.lines(1, 2, 3, 4, 5)
+    assert reader.steps() == [3, 4, 5]
+    assert [reader.entries[step].samples is not None for step in (3, 4, 5)] == [True, True, False]
+
+
+def test_a_file_that_is_cut_between_look_and_read_is_noticed(tmp_path: Path) -> None:
+    """The process may be stopped there for hours, and lines written meanwhile are all to be read."""
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(path)
+    write(path, [step_line(step) for step in (1, 2, 3)])
+    assert [line["step"] for line in tail.new()] == [1, 2, 3]
+    assert not tail.was_cut()
+    write(path, [step_line(step, reward_mean=0.123456) for step in (1, 2, 3, 4, 5)])
+    assert list(tail.new()) == []
+    assert tail.was_cut()
+
+
+def test_a_text_that_is_no_unicode_is_sent_all_the_same() -> None:
+    """Half a pair of UTF-16 in a data set: a tracker that can't write it would never send another step."""
+    table = table_of([sample_line(1, prompt="a\ud800b", completions=["2", "\udfff"])])
+    assert table is not None
+    assert table.rows[1][2:4] == ("a?b", "?")
+
+
+def test_a_step_that_waits_keeps_no_more_lines_than_allowed(tmp_path: Path, monkeypatch: Any) -> None:
+    """However often the files are looked at while an evaluation is awaited."""
+    monkeypatch.setattr("actors.trackers.history.MAX_AHEAD", 3)
+    reader = Reader(tmp_path, due=(1,))
+    reader.lines(*range(1, 30))
+    for _ in range(9):
+        assert reader.steps() == []
+    assert reader.history.newest == 3
 
 
 def test_a_history_longer_than_the_memory_is_given_out_in_parts(tmp_path: Path, monkeypatch: Any) -> None:

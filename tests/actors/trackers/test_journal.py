@@ -1,9 +1,13 @@
 """What a tracker has been sent, across deaths of the process."""
 
+import time
 from pathlib import Path
+
+import pytest
 
 from actors.trackers.flat import flat
 from actors.trackers.journal import Journal
+from actors.trackers.loop import run_of
 
 
 def test_a_journal_is_read_again_as_it_was(tmp_path: Path) -> None:
@@ -32,6 +36,36 @@ def test_a_line_cut_short_by_a_full_disk_costs_only_itself(tmp_path: Path) -> No
     assert journal.digests == {1: "d1"}
     journal.note_sending(2, "d2")
     assert Journal(path, "abc").digests == {1: "d1", 2: "d2"}
+
+
+def test_a_long_journal_is_read_in_time_that_grows_with_its_length(tmp_path: Path) -> None:
+    """Ten times the steps take about ten times as long, not a hundred: a run may have a million of them."""
+
+    def seconds(steps: int) -> float:
+        path = tmp_path / f"{steps}.jsonl"
+        lines = [f'\n{{"step": {step}, "digest": "0123456789abcdef"}}\n\n{{"held": {step}}}\n' for step in range(steps)]
+        path.write_text('{"run": "abc", "generation": 0}\n' + "".join(lines))
+        began = time.process_time()
+        journal = Journal(path, "abc")
+        assert (journal.held, journal.newest, len(journal.digests)) == (steps - 1, steps - 1, steps)
+        return time.process_time() - began
+
+    assert seconds(5000) < 40 * seconds(500)
+
+
+@pytest.mark.parametrize("damage", [b"5", b"null", b'["step"]', b'{"other": 1}', b'{"step": "x"}', b"\xff", b'{"st'])
+def test_a_damaged_line_counts_for_nothing(tmp_path: Path, damage: bytes) -> None:
+    """It neither ends the process nor stands for the end of the run; as the first line it starts the journal again."""
+    path = tmp_path / "a.jsonl"
+    journal = Journal(path, "abc")
+    journal.note_sending(1, "d1")
+    with path.open("ab") as file:
+        file.write(b"\n" + damage + b"\n")
+    again = Journal(path, "abc")
+    assert (again.digests, again.held, again.finished) == ({1: "d1"}, -1, False)
+    path.write_bytes(damage + b"\n" + path.read_bytes().partition(b"\n")[2])
+    assert run_of(path) == ""
+    assert Journal(path, "abc").digests == {}
 
 
 def test_a_journal_of_another_run_counts_for_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The tracker actor with a tracker in memory: each step once, whatever fails."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -156,9 +157,51 @@ def test_a_failing_tracker_is_tried_again_after_a_pause_that_doubles(
     assert sender.metrics.registry.get_sample_value("grpo_tracker_failures_total") == 1
 
 
+@pytest.mark.parametrize("error", [SystemExit(2), SystemExit(0), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_no_error_of_a_package_ends_the_process(tmp_path: Path, error: BaseException) -> None:
+    """An exit with 2 would be taken for a wrong configuration, and end the run; one with 0 for the end of all work."""
+    service = Service()
+    service.error = error
+    service.fail_before.add(2)
+    sender = Sender(tmp_path, service)
+    sender.lines(1, 2, 3)
+    sender.turns()
+    assert sender.steps() == [1, 2, 3]
+    assert sender.metrics.registry.get_sample_value("grpo_tracker_failures_total") == 1
+
+
+def test_a_tracker_that_is_away_for_days_is_tried_again_each_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many failures in a row, and never with much of a processor, which a long run's files take to be read."""
+    pauses: list[float] = []
+    monkeypatch.setattr(loop, "FIRST_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(loop.log, "error", lambda *_, next_seconds, **__: pauses.append(next_seconds))
+    sender = Sender(tmp_path, Service())
+    for _ in range(1100):
+        sender.actor._fail(ConnectionError("away"), 0.01)
+    assert pauses[:3] == [1.0, 2.0, 4.0]
+    assert pauses[-1] == 60.0
+    sender.actor._fail(ConnectionError("away"), 30.0)
+    assert pauses[-1] == 300.0
+
+
+def test_steps_that_the_run_has_no_more_are_taken_out_at_its_end(tmp_path: Path) -> None:
+    """It went back and was ended at an earlier step than before: there is no new line that differs."""
+    service = Service()
+    sender = Sender(tmp_path, service)
+    sender.lines(1, 2, 3, 4)
+    sender.turns()
+    sender.lines(1, 2)
+    (sender.config.output / "summary.json").write_text(json.dumps({"steps": 2}))
+    assert sender.turns(8, is_over=True) is True
+    assert sender.steps(f"{RUN}-1") == [1, 2]
+    assert service.finished[f"{RUN}-1"] == {"steps": 2}
+
+
 def test_trackers_of_one_type_have_files_of_their_own(tmp_path: Path) -> None:
     """Two projects of W&B."""
-    trackers = ["wandb", "tensorboard", {"type": "wandb", "project": "b"}]
+    trackers: list[Any] = ["wandb", "tensorboard", {"type": "wandb", "project": "b"}]
     assert labels_of(ring_config(tmp_path, telemetry={"trackers": trackers})) == ["wandb", "tensorboard", "wandb-2"]
 
 
