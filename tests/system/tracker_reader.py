@@ -64,10 +64,10 @@ def mlflow(folder: Path) -> Iterator[tuple[str, Point]]:
 
 def wandb(folder: Path) -> Iterator[tuple[str, Point]]:
     """What W&B's files for `wandb sync` have, by their own messages."""
-    from actors.trackers.adapters.wandb import offline_rows
+    from actors.trackers.adapters.wandb import OfflineFiles
 
     for run in {path.stem.removeprefix("run-") for path in folder.glob("wandb/offline-run-*/run-*.wandb")}:
-        for row in offline_rows(folder, run):
+        for row in OfflineFiles(folder, run).new():
             values = {name: json.loads(value) for name, value in row.items()}
             for name, value in values.items():
                 if name == "completions/nrows":

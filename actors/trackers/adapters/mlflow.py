@@ -1,15 +1,16 @@
 """MLflow: a server, or a local database.
 
-A run is found by a tag with this project's id of it. MLflow keeps every value that is logged, so each step is asked for
-once after a start: names that have the step already are left out.
+A run is found by a tag with this project's id of it. MLflow keeps every value that is logged, so after a start the run
+is asked for the newest step of each name: names that have a step already are left out.
 """
 
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from mlflow.entities import Metric, Param, Run
+from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
 from actors.trackers.flat import flat
@@ -19,7 +20,7 @@ from schemas.config.trackers import MlflowConfig
 TAG = "grpo_actors.run"
 FORBIDDEN = re.compile(r"[^\w\-. :/]")
 """Characters that names of metrics and parameters may not have."""
-PARAMS_PER_REQUEST, MAX_PARAM_CHARACTERS = 100, 6000
+METRICS_PER_REQUEST, PARAMS_PER_REQUEST, MAX_PARAM_CHARACTERS = 1000, 100, 6000
 """Limits of MLflow."""
 
 
@@ -36,8 +37,8 @@ class MlflowTracker:
         self._keys = keys
         self._client: MlflowClient | None = None
         self._run = ""
-        self._may_be_held = True
-        """True until a step is found that the run has no value of."""
+        self._held: Mapping[str, int] = {}
+        """Newest step that the run had when it was opened, by name of the metric."""
 
     def open(self, run: TrackedRun) -> int | None:
         """Find or create the run, and log the configuration as parameters."""
@@ -45,29 +46,33 @@ class MlflowTracker:
         is_server = uri.startswith(("http://", "https://", "databricks"))
         # without its other extras the package has no registry of models for databases; it is not used
         client = self._client = MlflowClient(uri, registry_uri=uri if is_server else "http://127.0.0.1:9")
-        experiment = self._experiment(client, None if is_server else (run.folder / "artifacts").as_uri())
+        experiment = self._experiment(client, None if is_server else artifacts_of(uri, run.folder).as_uri())
         found = client.search_runs([experiment], f"tags.`{TAG}` = '{run.id}'", max_results=1)
         tags = {TAG: run.id, "group": run.group}
-        known: Run = found[0] if found else client.create_run(experiment, run_name=run.name, tags=tags)
-        self._run = known.info.run_id
+        self._run = (found[0] if found else client.create_run(experiment, run_name=run.name, tags=tags)).info.run_id
+        known = client.get_run(self._run)
+        self._held = {metric.key: metric.step for metric in known.data.to_proto().metrics}
         client.update_run(self._run, status="RUNNING")
         missing = {_name(key): str(value) for key, value in flat(run.config).items()}
         missing = {key: value[:MAX_PARAM_CHARACTERS] for key, value in missing.items() if key not in known.data.params}
         params = [Param(key, value) for key, value in missing.items()]
         for start in range(0, len(params), PARAMS_PER_REQUEST):
             client.log_batch(self._run, params=params[start : start + PARAMS_PER_REQUEST])
-        return None
+        # a run that is new here, as after a change of server or experiment, has nothing
+        return None if found else -1
 
     def log(self, entry: Entry) -> None:
         """Log the values; the samples are an artifact that `mlflow.load_table` reads."""
         assert self._client is not None
         values = {_name(name): value for name, value in entry.values.items()}
-        if self._may_be_held:
-            held = self._held(entry.step, values)
-            values = {name: value for name, value in values.items() if name not in held}
-            self._may_be_held = bool(held)
         at = int(entry.time * 1000)
-        self._client.log_batch(self._run, [Metric(name, value, at, entry.step) for name, value in values.items()])
+        metrics = [
+            Metric(name, value, at, entry.step)
+            for name, value in values.items()
+            if self._held.get(name, -1) < entry.step
+        ]
+        for start in range(0, len(metrics), METRICS_PER_REQUEST):
+            self._client.log_batch(self._run, metrics[start : start + METRICS_PER_REQUEST])
         if entry.samples is not None:
             table = {"columns": entry.samples.columns, "data": entry.samples.rows}
             self._client.log_dict(self._run, table, f"completions/step_{entry.step:08}.json")
@@ -95,14 +100,16 @@ class MlflowTracker:
         found = client.get_experiment_by_name(name)
         return str(found.experiment_id if found else client.create_experiment(name, artifacts))
 
-    def _held(self, step: int, names: Mapping[str, float]) -> set[str]:
-        """Return the names that have a value of this step."""
-        assert self._client is not None
-        return {
-            name
-            for name in names
-            if any(metric.step == step for metric in self._client.get_metric_history(self._run, name))
-        }
+
+def artifacts_of(uri: str, folder: Path) -> Path:
+    """Return the folder for the artifacts of a local database: next to its file, since several runs may share it.
+
+    Args:
+        uri: `sqlite:///FILE`, or another database, which has no folder.
+        folder: folder of this run.
+    """
+    scheme, _, path = uri.partition(":///")
+    return Path(path).absolute().parent / "artifacts" if scheme == "sqlite" and path else folder / "artifacts"
 
 
 def _name(name: str) -> str:

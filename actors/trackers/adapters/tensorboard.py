@@ -42,12 +42,13 @@ class TensorboardTracker:
         self._newest = 0
 
     def open(self, run: TrackedRun) -> int | None:
-        """Start a file that replaces `next_step` and later steps."""
+        """Start a file that replaces `next_step` and later steps; all steps in a folder that has none yet."""
         self._folder = Path(self._keys.logging_dir).absolute() / run.name if self._keys.logging_dir else run.folder
-        self._start_file(run.next_step)
-        if run.next_step <= 0:
+        is_new = not any(self._folder.glob("events.out.tfevents.*"))
+        self._start_file(0 if is_new else run.next_step)
+        if is_new or run.next_step <= 0:
             self._text("config", f"```json\n{json.dumps(run.config, indent=2)}\n```", 0)
-        return None
+        return -1 if is_new else None
 
     def log(self, entry: Entry) -> None:
         """Write the values as scalars, and the samples as a table in Markdown."""

@@ -1,11 +1,14 @@
 """Trackio: rows in a local database, or in a Space of the hub.
 
-A step is one row. Trackio writes rows in the background and drops what it can't write, so a step counts as held only
-once it is found in the database.
+A step is one row. Trackio writes rows in the background, some at a time, and drops those that it can't write, so a step
+counts as held only once it and all earlier ones are found in the database.
 """
 
+import sqlite3
 import time
 from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import trackio
@@ -31,7 +34,10 @@ class TrackioTracker:
     def __init__(self, keys: TrackioConfig) -> None:
         self._keys, self._project = keys, keys.project or "grpo-actors"
         self._run: Any = None
-        self._newest = -1
+        self._held: set[int] = set()
+        """Steps that the database had when the run was opened, which need not be sent."""
+        self._sent: set[int] = set()
+        """Steps sent since the last flush."""
         self._is_local = True
 
     def open(self, run: TrackedRun) -> int | None:
@@ -49,33 +55,37 @@ class TrackioTracker:
             auto_log_cpu=False,
         )
         self._is_local = self._run._is_local
-        # the next step that Trackio would count: of the database, or as the server tells
-        self._newest = self._run._next_step - 1
-        return int(self._newest)
+        if not self._is_local:
+            return int(self._run._next_step) - 1  # the next step that Trackio would count, as the server tells
+        self._held = self._found(0)
+        return newest_without_gap(self._held)
 
     def log(self, entry: Entry) -> None:
-        """Send the step as one row."""
+        """Send the step as one row, unless it is held: behind a lost step others may have arrived."""
+        if entry.step in self._held:
+            return
         row: dict[str, Any] = dict(entry.values)
         if entry.samples is not None:
             row["completions"] = trackio.Table(
                 columns=list(entry.samples.columns), data=[list(cells) for cells in entry.samples.rows]
             )
         self._run.log(row, step=entry.step)
-        self._newest = entry.step
+        self._sent.add(entry.step)
 
     def flush(self) -> None:
-        """Wait until the newest row is in the local database; a Space is left to Trackio's own buffer.
+        """Wait until all rows are in the local database; a Space is left to Trackio's own buffer.
 
         Raises:
-            TimeoutError: the row has not arrived within FLUSH_SECONDS.
+            TimeoutError: a row has not arrived within FLUSH_SECONDS.
         """
-        if not self._is_local:
+        if not (self._is_local and self._sent):
             return
         deadline = time.monotonic() + FLUSH_SECONDS
-        while self._held() < self._newest:
+        while missing := self._sent - self._found(min(self._sent)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"step {self._newest} is not in Trackio's database after {FLUSH_SECONDS:g} s")
+                raise TimeoutError(f"step {min(missing)} is not in Trackio's database after {FLUSH_SECONDS:g} s")
             time.sleep(0.1)
+        self._sent.clear()
 
     def go_back(self, step: int) -> None:
         """Trackio keeps each row."""
@@ -90,9 +100,31 @@ class TrackioTracker:
         """Write what waits."""
         self._run.finish()
 
-    def _held(self) -> int:
-        newest = SQLiteStorage.get_max_step_for_run(self._project, self._run.name, run_id=self._run.id)
-        return -1 if newest is None else int(newest)
+    def _found(self, first: int) -> set[int]:
+        """Return the steps in the database from this one on."""
+        return steps_of(SQLiteStorage.get_project_db_path(self._project), self._run.id, first)
+
+
+def steps_of(database: Path, run: str, first: int) -> set[int]:
+    """Return the steps of a run (by its id) from one on, without the rows, which Trackio's own readers return."""
+    if not database.exists():
+        return set()
+    with closing(sqlite3.connect(database, timeout=FLUSH_SECONDS)) as connection:
+        query = "SELECT step FROM metrics WHERE run_id = ? AND step >= ?"
+        try:
+            return {int(step) for (step,) in connection.execute(query, (run, first))}
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):  # no row has been written yet
+                return set()
+            raise
+
+
+def newest_without_gap(steps: set[int]) -> int:
+    """Return the newest step before the first one that is missing; -1 for none. Step 0 is there if it was evaluated."""
+    newest = 0 if {0, 1} & steps else -1
+    while newest + 1 in steps:
+        newest += 1
+    return newest
 
 
 def make(keys: TrackioConfig) -> TrackioTracker:

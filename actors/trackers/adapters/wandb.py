@@ -14,7 +14,7 @@ import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 from actors.trackers.flat import flat
-from actors.trackers.log_format import records_of
+from actors.trackers.log_format import LogReader
 from actors.trackers.protocol import Entry, TrackedRun
 from schemas.config.trackers import WandbConfig
 
@@ -37,16 +37,16 @@ class WandbTracker:
     def __init__(self, keys: WandbConfig) -> None:
         self._keys = keys
         self._run: Any = None
-        self._folder = Path()
         self._newest = -1
         self._is_offline = False
+        self._files = OfflineFiles(Path(), "")
 
     def open(self, run: TrackedRun) -> int | None:
         """Create or resume the run of this id."""
-        self._folder = run.folder
         mode = self._keys.mode or os.environ.get("WANDB_MODE") or "online"
         self._is_offline = mode == "offline"
-        held = newest_row(run.folder, run.id) if self._is_offline else None
+        self._files = OfflineFiles(run.folder, run.id)
+        held = self._files.newest() if self._is_offline else None
         self._run = wandb.init(
             project=self._keys.project or os.environ.get("WANDB_PROJECT") or "grpo-actors",
             entity=self._keys.entity or None,
@@ -91,7 +91,7 @@ class WandbTracker:
         if not self._is_offline:
             return
         deadline = time.monotonic() + FLUSH_SECONDS
-        while newest_row(self._folder, self._run.id) < self._newest:
+        while self._files.newest() < self._newest:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"step {self._newest} is in no file of wandb after {FLUSH_SECONDS:g} s")
             time.sleep(0.25)
@@ -110,20 +110,33 @@ class WandbTracker:
         self._run.finish()
 
 
-def newest_row(folder: Path, run: str) -> int:
-    """Return the newest step in the offline files of a run; -1 without any."""
-    steps = (int(row["_step"]) for row in offline_rows(folder, run))
-    return max(steps, default=-1)
+class OfflineFiles:
+    """Reader of the rows in the offline files of a run, each row once: the files of a long run are large.
 
+    Args:
+        folder: folder of the tracker.
+        run: id of the run.
+    """
 
-def offline_rows(folder: Path, run: str) -> Iterator[dict[str, str]]:
-    """Yield the rows in the offline files of a run, as JSON texts by name."""
-    for path in sorted(folder.glob(f"wandb/offline-run-*/run-{run}.wandb")):
-        for data in records_of(path, HEADER):
-            record = Record.FromString(data)
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                yield {item.key or "/".join(item.nested_key): item.value_json for item in items}
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._run = folder, run
+        self._readers: dict[Path, LogReader] = {}
+        self._newest = -1
+
+    def newest(self) -> int:
+        """Return the newest step of all rows so far; -1 without any."""
+        for row in self.new():
+            self._newest = max(self._newest, int(row["_step"]))
+        return self._newest
+
+    def new(self) -> Iterator[dict[str, str]]:
+        """Yield the rows that are new since the last call, as JSON texts by name."""
+        for path in sorted(self._folder.glob(f"wandb/offline-run-*/run-{self._run}.wandb")):
+            for data in self._readers.setdefault(path, LogReader(path, HEADER)).new():
+                record = Record.FromString(data)
+                if record.WhichOneof("record_type") == "history":
+                    items = record.history.item
+                    yield {item.key or "/".join(item.nested_key): item.value_json for item in items}
 
 
 def make(keys: WandbConfig) -> WandbTracker:
