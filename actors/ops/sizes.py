@@ -1,7 +1,9 @@
 """Bytes that a run's groups take on their way: in messages, in the packer's memory, in the ledger, on the network.
 
-All are upper bounds at full length: each completion has `rollout.max_tokens` tokens, and prompt and completion together
-fill `packer.sequence_len`. Completions are counted as one sample each, as without branches of a conversation.
+All are at full length: each completion has `rollout.max_tokens` tokens, prompt and completion together fill
+`packer.sequence_len`, and each version that a step may lag behind has sampled a part of it. Completions are counted as
+one sample each, as without branches of a conversation. Not counted is what the configuration does not tell: columns of
+the data, and conversations with an environment.
 """
 
 from dataclasses import dataclass
@@ -17,10 +19,16 @@ GROUP_TOKEN_ADVANTAGE_BYTES = 4
 """Bytes of a token in a group whose advantages differ within a completion."""
 COMPLETION_BYTES = 125
 """Bytes of a completion besides its tokens and text: offsets, segment, reward, advantage, stop condition."""
+SEGMENT_BYTES = 44
+"""Bytes of each further part of a completion, sampled by another version of the policy."""
+FUNCTION_BYTES, REWARD_BYTES = 20, 8
+"""Bytes of each further reward function in a group, and of its value for a completion."""
 MESSAGE_HEADER_BYTES = 800
 """Bytes of a message besides all of these."""
 BATCH_TOKEN_BYTES = 21
 """Bytes of a token in a batch: id, mask, logprob, advantage, temperature, version."""
+BATCH_SAMPLE_BYTES = 60
+"""Bytes of a sample in a batch besides its tokens: offset, length of the prompt, weights, share."""
 BATCHES_KEPT = 2
 """Steps whose batches the packer has in memory."""
 
@@ -43,7 +51,13 @@ class Size:
 
 
 def group_bytes(
-    completions: int, prompt_tokens: int, tokens: int, text_bytes: float = TEXT_BYTES, token_advantages: bool = False
+    completions: int,
+    prompt_tokens: int,
+    tokens: int,
+    text_bytes: float = TEXT_BYTES,
+    token_advantages: bool = False,
+    functions: int = 1,
+    versions: int = 1,
 ) -> float:
     """Return the bytes of a scored group.
 
@@ -53,10 +67,14 @@ def group_bytes(
         tokens: tokens of each completion.
         text_bytes: bytes of text per token.
         token_advantages: True if each token has an advantage of its own.
+        functions: reward functions.
+        versions: versions of the policy that sample a completion, one after the other.
     """
     per_token = GROUP_TOKEN_BYTES + GROUP_TOKEN_ADVANTAGE_BYTES * token_advantages + text_bytes
     prompt = prompt_tokens * (TOKEN_BYTES + text_bytes)
-    return MESSAGE_HEADER_BYTES + prompt + completions * (COMPLETION_BYTES + tokens * per_token)
+    rewards = max(0, functions - 1) * (FUNCTION_BYTES + completions * REWARD_BYTES)
+    each = COMPLETION_BYTES + (min(versions, tokens) - 1) * SEGMENT_BYTES + tokens * per_token
+    return MESSAGE_HEADER_BYTES + prompt + rewards + completions * each
 
 
 def batch_bytes(samples: int, tokens: int) -> float:
@@ -66,7 +84,7 @@ def batch_bytes(samples: int, tokens: int) -> float:
         samples: completions of the rank.
         tokens: tokens of each, with its prompt.
     """
-    return MESSAGE_HEADER_BYTES + samples * tokens * BATCH_TOKEN_BYTES
+    return MESSAGE_HEADER_BYTES + samples * (BATCH_SAMPLE_BYTES + tokens * BATCH_TOKEN_BYTES)
 
 
 def steps_in_ledger(config: RunConfig) -> int:
@@ -82,7 +100,14 @@ def sizes(config: RunConfig) -> list[Size]:
     rollout, packer, ranks = config.rollout, config.packer, config.trainer.num_ranks
     tokens = min(rollout.max_tokens, packer.sequence_len)
     by_token = config.reward.advantage.type in ("gae", "process")
-    group = group_bytes(rollout.group_size, packer.sequence_len - tokens, tokens, token_advantages=by_token)
+    group = group_bytes(
+        rollout.group_size,
+        packer.sequence_len - tokens,
+        tokens,
+        token_advantages=by_token,
+        functions=len(config.reward.functions),
+        versions=packer.max_async_level + 1,
+    )
     samples = -(-packer.groups_per_step * rollout.group_size // ranks)
     batch = batch_bytes(samples, packer.sequence_len)
     step = packer.groups_per_step * group
@@ -106,7 +131,9 @@ def sizes(config: RunConfig) -> list[Size]:
 
 def table(config: RunConfig) -> str:
     """Return all amounts as a table for people."""
-    lines = ["at full length, each completion with rollout.max_tokens tokens:"]
+    lines = [
+        "at full length, each completion with rollout.max_tokens tokens; without columns of the data and conversations:"
+    ]
     return "\n".join([*lines, *map(str, sizes(config))])
 
 

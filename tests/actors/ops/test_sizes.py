@@ -3,15 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from actors.algorithms.batches import build_batches
 from actors.cli import main
-from actors.ops.sizes import Size, sizes, steps_in_ledger
+from actors.ops.sizes import Size, batch_bytes, group_bytes, sizes, steps_in_ledger
 from benchmarks.peers import lone_packer
 from benchmarks.soak import config
 from bus import codec
 from schemas.config import RunConfig, dump_config
 from schemas.messages import Message, StepBatch
+from tests.actors.algorithms.test_batches import HEADER, a_group
 
 PROMPT = 64
 """Tokens of the prompt of the benchmark's groups."""
@@ -70,6 +73,34 @@ def test_estimates_are_those_of_a_run(tmp_path: Path, group: int, tokens: int, g
         }
     for name, found in measured.items():
         assert estimates[name].num_bytes == pytest.approx(found, rel=TOLERANCE), name
+
+
+@pytest.mark.parametrize(
+    ("group", "prompt", "tokens", "functions", "versions"),
+    [(8, 64, 512, 1, 1), (8, 8192, 256, 1, 1), (16, 8, 4, 1, 1), (16, 8, 4, 10, 1), (8, 64, 512, 3, 64)],
+)
+def test_messages_of_other_shapes_have_the_bytes_of_the_estimate(
+    group: int, prompt: int, tokens: int, functions: int, versions: int
+) -> None:
+    """Short completions, long prompts, many reward functions, weights that change many times in a completion."""
+    starts = np.linspace(0, group * tokens, group * versions, endpoint=False).astype(np.int64)
+    template = a_group(0, [tokens] * group, prompt=prompt)
+    segments = np.zeros((starts.size, template.segments.shape[1]), np.int64)
+    segments[:, 0] = starts
+    message = template.model_copy(
+        update={
+            "prompt": "abcd" * prompt,
+            "completions": ["abcd" * tokens] * group,
+            "segments": segments,
+            "segment_temperatures": np.ones(starts.size, np.float32),
+            "reward_names": [f"function_{number}" for number in range(functions)],
+            "rewards_FG": np.zeros((functions, group)),
+        }
+    )
+    estimated = group_bytes(group, prompt, tokens, functions=functions, versions=versions)
+    assert estimated == pytest.approx(num_bytes(message), rel=TOLERANCE)
+    (batch,) = build_batches([message], 1, prompt + tokens, 1, **HEADER | {"digests": ["d"]})
+    assert batch_bytes(group, prompt + tokens) == pytest.approx(num_bytes(batch), rel=TOLERANCE)
 
 
 def test_steps_of_the_ledger_follow_the_keys(tmp_path: Path) -> None:
