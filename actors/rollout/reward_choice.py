@@ -43,7 +43,8 @@ class RewardChoice:
             return self._until[identity] - now
         self._lost[identity] = self._lost.get(identity, 0) + 1
         # doubling: a peer behind a firewall costs one lost group per pause, and is found again when the wall falls
-        pause = min(self._pause * 2 ** self._lost[identity], LONGEST_PAUSE_SECONDS)
+        # the exponent has a limit: after a thousand losses the power would be too large for a float
+        pause = min(self._pause * 2 ** min(self._lost[identity], 20), LONGEST_PAUSE_SECONDS)
         self._until[identity] = now + pause
         return float(pause)
 
