@@ -571,7 +571,7 @@ def test_nonsense_in_the_place_of_a_groups_address_ends_the_update_alone(publish
     for nonsense in ("tcp://nowhere", "\x00", "tcp://[::1:x", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:-5"):
         store.set("group/1", nonsense)
         with pytest.raises(UpdateAbandonedError, match="did not meet"):
-            RendezvousReceiver("A", HOST, 2.0).receive(manifest, update_of("A", process_group="1"), never)
+            RendezvousReceiver("A", HOST, 30.0).receive(manifest, update_of("A", process_group="1"), never)
 
 
 @pytest.mark.parametrize(
