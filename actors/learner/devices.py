@@ -21,7 +21,7 @@ class Stopwatch:
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
         self._on_gpu = device.type == "cuda"
-        self._began = time.monotonic()
+        self._began = 0.0
         self._parts: list[tuple[str, Any, Any, dict[str, Any]]] = []
         """Name, start, end and arguments of each part: seconds of the CPU, or events of a GPU."""
 

@@ -48,6 +48,7 @@ from actors.learner.snapshots import (
     restored_control,
 )
 from actors.learner.supervised import SupervisedExamples
+from actors.learner.token_details import TokenDetailsWriter
 from actors.models import attention, loading, token_logprobs
 from actors.models.determinism import is_inexact, make_deterministic
 from actors.process.fault_points import point
@@ -123,6 +124,8 @@ class TorchLearner:
         self._supervised = SupervisedExamples(config, sft, self._token_logprobs, self._autocast) if sft else None
         self._entropy_control = EntropyControl(config.trainer.entropy_coef)
         self._mismatch_cause = ""
+        self.details: TokenDetailsWriter | None = None
+        """Writer of values per token; None: they are not recorded."""
         self._watch = Stopwatch(self._device)
         """Stopwatch of the step under way."""
 
@@ -252,6 +255,8 @@ class TorchLearner:
             self._entropy_control = controlled(self._entropy_control, adaptive, measured["entropy_regularised"])
         laps = watch.laps()
         watch.tell()
+        if self.details is not None:
+            self.details.write(batch)
         # laps: gradients and optimizer of each update, in turn
         return measured | {
             "torch_threads": float(torch.get_num_threads()),
@@ -314,7 +319,8 @@ class TorchLearner:
         found = []
         for number in numbers:
             with self._watch.part("forward and backward", micro_batch=number):
-                found.append(self._backward(part, minibatch, number))
+                # the first use of each minibatch: later iterations have other weights than the step started from
+                found.append(self._backward(part, minibatch, number, is_first=update < batch.num_minibatches))
         if self._parallelism.sharded:
             # other ranks may have more micro-batches with samples, and each backward is a collective
             for _ in range(_num_micro_batches(batch, minibatch) - len(numbers)):
@@ -338,7 +344,7 @@ class TorchLearner:
         # × 0: gradients are zeros, so nothing changes
         (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
-    def _backward(self, part: _RankStep, minibatch: int, number: int) -> tuple[list[str], Tensor]:
+    def _backward(self, part: _RankStep, minibatch: int, number: int, is_first: bool) -> tuple[list[str], Tensor]:
         """Compute the gradients of one micro-batch; return names and values of loss, metrics and largest mismatch."""
         micro = micro_batch(part.batch, number, self._device, self._config.packer.sequence_len)
         objective = at_step(self._objective, part.batch.step)
@@ -356,6 +362,8 @@ class TorchLearner:
             ref_kl_tokens = token_normaliser(part.batch.ref_kl_tokens, minibatch, normaliser)
             ref_kl = Component(micro.ref_kl_weights_T, ref_kl_tokens) if inputs.teacher_logprobs_T is not None else None
             output = mixed_loss(inputs, objective, Component(micro.rl_weights_T, inputs.loss_tokens), ref_kl=ref_kl)
+        if self.details is not None and is_first:
+            self.details.keep(part.batch, number, inputs, output.tokens)
         # the supervised part of the mixture has a separate backward pass, see `SupervisedExamples`
         loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(part.batch.step))
         loss.backward()  # type: ignore[no-untyped-call]
