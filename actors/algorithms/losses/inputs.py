@@ -274,5 +274,6 @@ class LossOutput:
     sums: dict[str, Tensor]
     """Numerators and denominators of metrics, scalars. They are added up over micro-batches and ranks before a metric
     is divided; `actors.algorithms.losses.metrics.DENOMINATORS` names both sums of each metric."""
-    tokens: TokenDetails | None = None
+    # outputs with equal loss and sums are equal: arrays of tokens have no truth value
+    tokens: TokenDetails | None = field(default=None, compare=False)
     """Values of single tokens, of the policy loss; None for a custom loss."""
