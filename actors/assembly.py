@@ -275,8 +275,15 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
     if rank is not None and config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1:
         from actors.learner.fsdp import FullySharded
 
-        return TorchLearner(config, load_loss(config), FullySharded(rank))
-    return TorchLearner(config, load_loss(config))
+        learner = TorchLearner(config, load_loss(config), FullySharded(rank))
+    else:
+        learner = TorchLearner(config, load_loss(config))
+    # a replay, which has no rank, writes nothing
+    if rank is not None and config.telemetry.token_details:
+        from actors.learner.token_details import TokenDetailsWriter
+
+        learner.details = TokenDetailsWriter(config.output, config.telemetry.token_details, config.trainer.loss.type)
+    return learner
 
 
 def load_loss(config: RunConfig) -> "CustomLoss | None":

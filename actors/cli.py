@@ -179,6 +179,10 @@ def _parser() -> argparse.ArgumentParser:
     samples.add_argument(
         "--width", type=int, default=400, help="characters shown of each message of a conversation (default: 400)"
     )
+    traced = add("trace", _print, "Write the timeline of some steps, and say who waited for what.", config=False)
+    traced.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
+    traced.add_argument("--step", type=_steps, required=True, metavar="A..B", help="the steps, or a single one")
+    traced.add_argument("--out", type=Path, metavar="FILE", help="trace file (default: trace-A-B.json)")
     rewind = add("rewind", _print, "Make a stopped run continue from an older checkpoint.", config=False)
     rewind.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     rewind.add_argument("--step", type=int, required=True, help="step of the checkpoint")
@@ -441,6 +445,14 @@ def _trajectory(text: str) -> tuple[int, int | None]:
         ) from None
 
 
+def _steps(text: str) -> tuple[int, int]:
+    """Return the first and last step of `41..50` or `41`."""
+    first, dots, last = text.partition("..")
+    if not first.isdecimal() or not (last if dots else first).isdecimal() or int(first) > int(last or first):
+        raise argparse.ArgumentTypeError(f"{text!r}: give the steps as A..B, for example 41..50, or as a single number")
+    return int(first), int(last or first)
+
+
 def _replay(arguments: argparse.Namespace) -> int:
     from actors.assembly import make_chats, make_learner, make_rollout_datasets
     from actors.ops.replay import recorded_threads, replay
@@ -508,6 +520,11 @@ def _print(arguments: argparse.Namespace) -> int:
             from actors.ops.resume import rewind
 
             text = rewind(_output_dir(arguments.output_dir), arguments.step, same_groups=arguments.same_groups)
+        case "trace":
+            from actors.ops.trace.command import trace
+
+            first, last = arguments.step
+            text = trace(_output_dir(arguments.output_dir), first, last, arguments.out)
         case "restore":
             from actors.ops.resume import restore
 

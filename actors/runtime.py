@@ -20,8 +20,9 @@ from actors.ops.up.server_pool import Directory, ServerPool
 from actors.process import exits, fault_points
 from actors.process.descriptors import raise_limits
 from actors.process.exits import die_with, drain_on_signals, end_with_thread, exit_code
+from actors.process.output_dir import MARKER
 from actors.process.systemd import Systemd
-from actors.telemetry import logs
+from actors.telemetry import logs, spans
 from actors.telemetry.http import serve_as_configured
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.telemetry.metrics import ACTORS, Metrics
@@ -55,6 +56,7 @@ def run_actor(
         alone: signal that drains in place of SIGTERM, SIGINT and SIGHUP, as `drain_on_signals`.
     """
     _begin(config, kind, name, parent)
+    _record_spans(config, name)
 
     def run() -> None:
         # systemd's variables are taken before the actor is made: user code may start children, which inherit the rest
@@ -127,7 +129,7 @@ def run_environment_host(config: RunConfig, name: str, address: str) -> int:
 
 def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
     configure_logs(config.telemetry)
-    exits.before_leave = logs.flush
+    exits.before_leave = _write_the_last
     bind_everywhere(actor=kind, name=name)
     # before the first socket: ZeroMQ ignores a later change of its limit
     raise_limits(config)
@@ -138,6 +140,21 @@ def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
         prefer_oom_kill()
     if parent is not None:
         die_with(parent)
+
+
+def _record_spans(config: RunConfig, name: str) -> None:
+    """Record what this process does, for `actors trace`."""
+    if config.telemetry.events_bytes:
+        # only where output_dir is: packer and trainer make it, and other machines may not share it
+        is_ready = (config.output / MARKER).exists
+        folder = config.output / spans.FOLDER
+        spans.start(spans.SpanRecorder(folder, name, config.telemetry.events_bytes, is_ready))
+
+
+def _write_the_last() -> None:
+    """Write log lines and spans that are still in memory, before this process ends."""
+    logs.flush()
+    spans.stop()
 
 
 def prefer_oom_kill() -> None:

@@ -25,6 +25,7 @@ from actors.environments.place import Place
 from actors.environments.remote import RemotePlace
 from actors.environments.spec import EnvironmentSpec, Json
 from actors.environments.worker.wire import BEAT_SECONDS, PROTOCOL, TEXT_CHARACTERS, Message, pack, unpack
+from actors.telemetry.spans import span
 from schemas.messages import EnvironmentFailure
 
 log = structlog.get_logger("environments")
@@ -639,7 +640,8 @@ class EpisodeCalls:
 
     async def _call(self, kind: str, **content: Any) -> Message:
         try:
-            return await self._pool.call(self._worker, kind, episode=self.number, **content)
+            with span(f"environment {kind}", waits=True):
+                return await self._pool.call(self._worker, kind, episode=self.number, **content)
         except asyncio.CancelledError:
             self.is_abandoned = True
             raise

@@ -13,6 +13,7 @@ from actors.inference.listening import listen
 from actors.inference.weight_updates import WeightUpdates
 from actors.process.membership import Drain, Membership
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import SHORT_SECONDS, span
 from bus.counts import EdgeCounts
 from bus.weights import WeightReceiver
 from schemas.config import RunConfig
@@ -83,10 +84,12 @@ class InferenceActor:
             weight_ranks=int(self._config.weights.channel == "rendezvous"),
         )
         try:
-            if self._shares_gpu and not self._wait_for_trainer():
-                return
+            with span("wait for the trainer", waits=True, least=SHORT_SECONDS):
+                if self._shares_gpu and not self._wait_for_trainer():
+                    return
             # loading takes minutes: heartbeats go on meanwhile, so the lease does not end
-            engine = self._make_engine()
+            with span("load engine"):
+                engine = self._make_engine()
             try:
                 self._serve(engine)
             finally:

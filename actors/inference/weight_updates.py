@@ -18,6 +18,7 @@ from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import span
 from bus.weights import UpdateAbandonedError, WeightReceiver
 from schemas.config import RunConfig
 from schemas.messages import InferenceDirective, Manifest, UpdateFailure, WeightUpdate
@@ -103,10 +104,12 @@ class WeightUpdates:
         started = time.monotonic()
         self._entered, self._given_up = update.update if update else "", (math.inf, "")
         try:
-            weights = self._receiver.receive(manifest, update, partial(self._check_worth_it, engine))
+            with span("receive weights", version=manifest.policy.version):
+                weights = self._receiver.receive(manifest, update, partial(self._check_worth_it, engine))
             received = time.monotonic()
             point("inference.received")
-            pause = engine.load(manifest.policy, weights, self._config.weights.timeout)
+            with span("load weights", version=manifest.policy.version):
+                pause = engine.load(manifest.policy, weights, self._config.weights.timeout)
         except UpdateAbandonedError as error:
             # not this engine's fault, so nothing is counted against the engine
             log.warning("weight update given up", policy=str(manifest.policy), detail=str(error))

@@ -48,6 +48,7 @@ from actors.learner.snapshots import (
     restored_control,
 )
 from actors.learner.supervised import SupervisedExamples
+from actors.learner.token_details import TokenDetailsWriter
 from actors.models import attention, loading, token_logprobs
 from actors.models.determinism import is_inexact, make_deterministic
 from actors.process.fault_points import point
@@ -123,6 +124,10 @@ class TorchLearner:
         self._supervised = SupervisedExamples(config, sft, self._token_logprobs, self._autocast) if sft else None
         self._entropy_control = EntropyControl(config.trainer.entropy_coef)
         self._mismatch_cause = ""
+        self.details: TokenDetailsWriter | None = None
+        """Writer of values per token; None: they are not recorded."""
+        self._watch = Stopwatch(self._device)
+        """Stopwatch of the step under way."""
 
     def _load(self) -> nn.Module:
         """Return the policy as it is trained. The order of the changes matters."""
@@ -217,7 +222,7 @@ class TorchLearner:
             RunFailedError: trainer and engine differ by more than `trainer.mismatch.stop`. Nothing has been applied.
             RanksBrokenError: another rank is gone.
         """
-        watch = Stopwatch(self._device)
+        watch = self._watch = Stopwatch(self._device)
         watch.mark()
         num_updates = self._config.trainer.num_iterations * batch.num_minibatches
         rate = 0.0
@@ -226,7 +231,8 @@ class TorchLearner:
             # with a single update the old policy is the current one, and its logprobs are computed anyway
             with_old = num_updates > 1 or reference_kl.needs_old(self._config)
             batches: Sequence[StepBatch] = (*before, batch)
-            fixed = [self._reference_models.logprobs(each, with_old) for each in batches]
+            with watch.part("fixed logprobs"):
+                fixed = [self._reference_models.logprobs(each, with_old) for each in batches]
             batches = reference_kl.with_advantages_of_step(batches, fixed, self._config, ranks.exchange, self._device)
             parts = [_RankStep(*both) for both in zip(batches, fixed, strict=True)]
             for update in range(num_updates):
@@ -236,9 +242,10 @@ class TorchLearner:
                 watch.mark()
                 rate = learning_rate(batch.step, self._config.trainer, update + 1)
                 self._optimizer.set_rate(rate)
-                self._optimizer.step()
-                self._masters.round()
-                self._optimizer.zero_grad(set_to_none=True)
+                with watch.part("optimizer"):
+                    self._optimizer.step()
+                    self._masters.round()
+                    self._optimizer.zero_grad(set_to_none=True)
                 watch.mark()
             self._reference_models.follow(self.trained, batch.step)
         measured = self._measured(updates, rate)
@@ -246,7 +253,11 @@ class TorchLearner:
         # equal on every rank, since the measurements are sums over ranks; a step without tokens has no entropy
         if adaptive is not None and measured["tokens"]:
             self._entropy_control = controlled(self._entropy_control, adaptive, measured["entropy_regularised"])
-        laps = watch.laps()  # gradients and optimizer of each update, in turn
+        laps = watch.laps()
+        watch.tell()
+        if self.details is not None:
+            self.details.write(batch)
+        # laps: gradients and optimizer of each update, in turn
         return measured | {
             "torch_threads": float(torch.get_num_threads()),
             "seconds_forward_backward": sum(laps[0::2]),
@@ -284,12 +295,14 @@ class TorchLearner:
                 gradient += sum_before
         point("trainer.gradients")
         # sums, not means: each loss is divided by the tokens of all ranks already
-        self._parallelism.sum_gradients(ranks, own)
+        with self._watch.part("sum gradients"):
+            self._parallelism.sum_gradients(ranks, own)
         everybody: dict[str, float] = {}
         # the own message comes back with the exchange, in its place among the ranks
         for message in [*messages[:-1], *ranks.exchange(messages[-1])]:
             _merge(everybody, json.loads(message))
-        norm = clip_gradients(self._trainable, self._config.trainer.max_grad_norm)
+        with self._watch.part("clip gradients"):
+            norm = clip_gradients(self._trainable, self._config.trainer.max_grad_norm)
         mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
         return _Gradients(loss, norm, everybody, mismatch_max)
 
@@ -303,7 +316,11 @@ class TorchLearner:
         measured: dict[str, float] = {"mismatch_max": 0.0}
         numbers = non_empty(batch, minibatch)
         # backward passes accumulate in `parameter.grad`; ranks exchange nothing before the last, unless sharded
-        found = [self._backward(part, minibatch, number) for number in numbers]
+        found = []
+        for number in numbers:
+            with self._watch.part("forward and backward", micro_batch=number):
+                # the first use of each minibatch: later iterations have other weights than the step started from
+                found.append(self._backward(part, minibatch, number, is_first=update < batch.num_minibatches))
         if self._parallelism.sharded:
             # other ranks may have more micro-batches with samples, and each backward is a collective
             for _ in range(_num_micro_batches(batch, minibatch) - len(numbers)):
@@ -327,7 +344,7 @@ class TorchLearner:
         # × 0: gradients are zeros, so nothing changes
         (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
-    def _backward(self, part: _RankStep, minibatch: int, number: int) -> tuple[list[str], Tensor]:
+    def _backward(self, part: _RankStep, minibatch: int, number: int, is_first: bool) -> tuple[list[str], Tensor]:
         """Compute the gradients of one micro-batch; return names and values of loss, metrics and largest mismatch."""
         micro = micro_batch(part.batch, number, self._device, self._config.packer.sequence_len)
         objective = at_step(self._objective, part.batch.step)
@@ -345,6 +362,8 @@ class TorchLearner:
             ref_kl_tokens = token_normaliser(part.batch.ref_kl_tokens, minibatch, normaliser)
             ref_kl = Component(micro.ref_kl_weights_T, ref_kl_tokens) if inputs.teacher_logprobs_T is not None else None
             output = mixed_loss(inputs, objective, Component(micro.rl_weights_T, inputs.loss_tokens), ref_kl=ref_kl)
+        if self.details is not None and is_first:
+            self.details.keep(part.batch, number, inputs, output.tokens)
         # the supervised part of the mixture has a separate backward pass, see `SupervisedExamples`
         loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(part.batch.step))
         loss.backward()  # type: ignore[no-untyped-call]

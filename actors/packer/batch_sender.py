@@ -14,6 +14,7 @@ from actors.algorithms.batches import batches_of_step
 from actors.ledger import Machine, Step
 from actors.packer.payloads import Payloads
 from actors.process.fault_points import point
+from actors.telemetry.spans import span
 from bus.data import Outbox
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
@@ -101,14 +102,15 @@ class BatchSender:
         if key not in self._built:
             # a rank may still ask for the step before; older batches are built again if ever needed
             self._built = {k: v for k, v in self._built.items() if k[0] >= step.step - 1 and k[1] == key[1]}
-            self._built[key] = batches_of_step(
-                [self._payloads.load(ordinal) for ordinal in step.ordinals],
-                self._config,
-                run=machine.run,
-                term=machine.term,
-                incarnation=machine.gang.incarnation,
-                step=step.step,
-                **drop_fields(step.dropped),
-                digests=list(step.digests),
-            )
+            with span("pack", step=step.step):
+                self._built[key] = batches_of_step(
+                    [self._payloads.load(ordinal) for ordinal in step.ordinals],
+                    self._config,
+                    run=machine.run,
+                    term=machine.term,
+                    incarnation=machine.gang.incarnation,
+                    step=step.step,
+                    **drop_fields(step.dropped),
+                    digests=list(step.digests),
+                )
         return self._built[key][rank]

@@ -16,6 +16,7 @@ from actors.ledger import payload_files
 from actors.ledger.payload_files import PayloadFiles
 from actors.ledger.store import digest_of
 from actors.packer.inflow import GroupArrived
+from actors.telemetry.spans import SHORT_SECONDS, span
 from bus import codec, threads
 from bus.data import Inbox
 
@@ -68,7 +69,8 @@ class Intake:
                 continue
             payload = [frame.buffer for frame in frames]
             # digested here: of a large group that takes longer than all else, and the round must go on
-            arrived = GroupArrived(message, payload, digest_of(payload))
+            with span("digest", least=SHORT_SECONDS):
+                arrived = GroupArrived(message, payload, digest_of(payload))
             if self._files is None or codec.num_bytes(payload) < payload_files.MIN_BYTES:
                 self._put(arrived)
             else:
@@ -98,7 +100,8 @@ class Intake:
     def _written(self, arrived: GroupArrived) -> GroupArrived:
         assert self._files is not None
         try:
-            return replace(arrived, place=self._files.append(arrived.frames))
+            with span("write payload"):
+                return replace(arrived, place=self._files.append(arrived.frames))
         except OSError as error:
             # the ledger's commit tries to store the payload itself, and waits for room as it does for any other
             log.warning("payload not written to a file; the ledger tries to store it itself", detail=str(error))

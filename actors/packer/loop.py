@@ -39,6 +39,7 @@ from actors.process.liveness import Liveness
 from actors.process.membership import new_boot_id
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
+from actors.telemetry.spans import SHORT_SECONDS, record, span
 from bus import codec
 from bus.control import ControlServer
 from bus.counts import EdgeCounts
@@ -114,6 +115,8 @@ class PackerActor:
         self._shown: dict[str, Any] = {}
         """Values shown on screens last."""
         self._draining = False
+        self._evaluating: float | None = None
+        """Monotonic time at which the running evaluation was issued; None between evaluations."""
         addresses = Addresses(config)
         self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
         self._control = ControlServer(
@@ -244,28 +247,40 @@ class PackerActor:
         # read the clock before the events: heartbeats that came before this time are then surely among the events, so
         # no lease ends because of a heartbeat that is still in the queue
         listened = self._control.listened
-        events = self.inflow.take(wait, min(GATHER_SECONDS, self.machine.peers.num_live * GATHER_SECONDS_PER_PEER))
+        gather = min(GATHER_SECONDS, self.machine.peers.num_live * GATHER_SECONDS_PER_PEER)
+        with span("wait for events", waits=True, least=SHORT_SECONDS):
+            events = self.inflow.take(wait, gather)
+        with span("round", least=SHORT_SECONDS, events=len(events)):
+            self._handle(events, listened)
+        self.liveness.turn()  # last: a round that hangs anywhere is no sign of life
+
+    def _handle(self, events: list[Event], listened: float) -> None:
+        """Take events in, decide, commit, and tell the peers; `listened`: the clock of leases before the events."""
         now = time.monotonic()
-        settled = self._take_in(now, events)
+        with span("take in", least=SHORT_SECONDS):
+            settled = self._take_in(now, events)
         point("packer.taken")
-        self.machine.decide(now, listened)
+        with span("decide", least=SHORT_SECONDS):
+            self.machine.decide(now, listened)
         self._note_return()
-        self._follow_record()
+        with span("files", least=SHORT_SECONDS):
+            self._follow_record()
         self._commit(settled)
         if self._backups is not None:
             self._backups.follow(self.machine.durable_step)
         point("packer.committed")
         # the summary is written before any peer hears that the run is done
         self.record.conclude()
-        self._metrics.set("grpo_packer_pending_batches", self.batches.send(now))
-        told = replies.directives(self.machine, self._progress)
-        self._control.publish(told, loads=replies.loads(self.machine))
+        with span("send batches", least=SHORT_SECONDS):
+            self._metrics.set("grpo_packer_pending_batches", self.batches.send(now))
+        with span("publish directives", least=SHORT_SECONDS):
+            told = replies.directives(self.machine, self._progress)
+            self._control.publish(told, loads=replies.loads(self.machine))
         # names claimed by a second process: if the first one's connection is gone, `_lost` tells so at once
         for identity in self.machine.peers.take_contested():
             self._control.probe(identity.encode())
         point("packer.told")
         self._payloads.forget(self.machine, 4 * self._config.packer.groups_per_step)
-        self.liveness.turn()  # last: a round that hangs anywhere is no sign of life
 
     def _take_in(self, now: float, events: list[Event]) -> NewPayloads:
         """Give events to the machine, and heartbeats to the record too. Return the payloads for the round's commit."""
@@ -323,6 +338,7 @@ class PackerActor:
     def _follow_record(self) -> None:
         """Write what the round has finished, and tell the machine what is written."""
         finished, self.machine.finished_evals = self.machine.finished_evals, []
+        self._note_evaluation(finished)
         evals = []
         for version in finished:
             rows = self.machine.groups.rows.values()
@@ -332,6 +348,16 @@ class PackerActor:
             evals.append((version, [self._payloads.load(group.ordinal) for group in settled]))
         self.record.follow(evals)
         self.machine.note_evaluated(self.record.take_evaluated())
+
+    def _note_evaluation(self, finished: list[int]) -> None:
+        """Record the time of an evaluation, from the first round that has issued it."""
+        for version in finished:
+            if self._evaluating is not None:
+                lane = "evaluations", str(version)
+                record("evaluation", self._evaluating, time.monotonic(), lane=lane, version=version)
+            self._evaluating = None
+        if self.machine.evaluations.policy is not None and self._evaluating is None:
+            self._evaluating = time.monotonic()
 
     def _commit(self, settled: NewPayloads) -> None:
         changes: Changes = self.machine.take_changes()
@@ -344,7 +370,8 @@ class PackerActor:
             if "num_issued" in changes.values:
                 changes.values["curriculum"] = self._examples.counts
             started = time.monotonic()
-            self.store.commit_patiently(changes, settled.stored, settled.places)
+            with span("commit", groups=len(settled.stored)):
+                self.store.commit_patiently(changes, settled.stored, settled.places)
             self._metrics.observe("grpo_packer_commit_seconds", time.monotonic() - started)
         for group in changes.groups.values():
             if group.state is GroupState.DROPPED and group.reason == "stale":

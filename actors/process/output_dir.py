@@ -22,7 +22,7 @@ REPLACED = (
     *("callbacks.json", "stop.json", "uploads.json"),
 )
 """Files replaced as a whole: each is first written as `.NAME`."""
-FOLDERS = ("checkpoints", "logs", "nodes", "uploads", "trackers")
+FOLDERS = ("checkpoints", "events", "logs", "nodes", "uploads", "tokens", "trackers")
 LOG = re.compile(
     r"up\.log|(node|slurm)-\d+\.log|(packer|trainer|inference|inference-pool|reward|rollout|callbacks|uploader|tracker)-\S+\.log"
 )

@@ -19,6 +19,7 @@ from actors.reward.logged import RewardLog
 from actors.reward.runner import FunctionRunner
 from actors.reward.scorer import Scorer
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import SHORT_SECONDS, span
 from schemas.config.actors import RewardConfig
 from schemas.messages import RolloutGroup, ScoredGroup
 
@@ -99,7 +100,8 @@ class GroupScorer:
 
     def _score(self, group: RolloutGroup) -> ScoredGroup:
         rewards = self._rewards_of(group)
-        functions_FG = self._caller.score(rewards, group)
+        with span("reward functions", least=SHORT_SECONDS):
+            functions_FG = self._caller.score(rewards, group)
         # between the functions of the run and what an evaluation measures besides
         place = len(self._rewards["train"])
         rewards_FG = np.concatenate([functions_FG[:place], group.environment_rewards_EG, functions_FG[place:]])

@@ -24,6 +24,7 @@ from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
 from actors.reward.group_scorer import GroupScorer
 from actors.reward.workers import WorkerHost
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import span
 from bus import threads
 from bus.counts import EdgeCounts
 from bus.data import Inbox, Outbox
@@ -248,7 +249,8 @@ class RewardActor:
             if self.held.get((group.ordinal, group.attempt)) is not held:
                 return
         try:
-            held.scored = self._scorer.score(group)
+            with span("score", ordinal=group.ordinal, purpose=group.purpose, environment=group.environment):
+                held.scored = self._scorer.score(group)
             point("reward.scored")
         except ConfigError as error:
             self._unusable = error

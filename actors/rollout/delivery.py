@@ -17,6 +17,7 @@ from actors.rollout.held import HeldTicket, Hold
 from actors.rollout.presence import Presence
 from actors.rollout.reward_choice import RewardChoice
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import record
 from bus.data import Outbox
 from schemas.config import RunConfig
 from schemas.errors import ConfigError, MessageTooLargeError
@@ -95,6 +96,7 @@ class Delivery:
                 continue
             if not held.sent_at:
                 self._metrics.count("grpo_rollout_wait_seconds_total", now - held.sampled_at, cause="reward_choice")
+                record("wait for a reward actor", held.sampled_at, now, waits=True, lane=held.lane)
             point("rollout.sent")
             held.sent_at = now
             # doubles, since a slow reward actor must not get more work because of its slowness

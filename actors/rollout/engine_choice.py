@@ -19,6 +19,7 @@ from actors.engines.http.client import EngineError, RequestRefusedError, Sampled
 from actors.rollout.held import AttemptError
 from actors.rollout.presence import Presence
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import SHORT_SECONDS, span
 from actors.trajectories.forms import AnswerForm
 from schemas.config import RunConfig
 from schemas.messages import EnginePeer, RolloutDirective, Ticket
@@ -131,12 +132,14 @@ class EngineChoice:
         last_error: EngineError | None = None
         shunned: dict[str, float] = {}
         for _ in range(1 + self._retries):
-            engine = await self._choose(ticket, shunned, affinity)
+            with span("wait for an engine", waits=True, least=SHORT_SECONDS):
+                engine = await self._choose(ticket, shunned, affinity)
             started = time.monotonic()
             self.asked[engine.boot_id] += ticket.num_completions
             self._waits[ticket.ordinal] = f": {engine.name} at {engine.url} has not answered"
             try:
-                completions = await self._answer(engine, ticket, prompt_ids, stop, form)
+                with span("request", waits=True, engine=engine.name, completions=ticket.num_completions):
+                    completions = await self._answer(engine, ticket, prompt_ids, stop, form)
                 check_answer(engine, ticket, completions)
                 return completions
             except RequestRefusedError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import Lane
 from schemas import limits
 from schemas.messages import AttemptFailure, RolloutGroup, Ticket
 
@@ -44,6 +45,11 @@ class HeldTicket:
     sent_at: float = 0.0
     resend_after: float = 0.0
     """Seconds after `sent_at` until an unreported group is sent again; doubles with each sending."""
+
+    @property
+    def lane(self) -> Lane:
+        """Place of the attempt's spans in the timeline."""
+        return "groups", f"{self.ticket.ordinal}.{self.ticket.attempt}"
 
     @property
     def waits_for_room(self) -> bool:

@@ -9,6 +9,7 @@ group until its release): after the death of any process the group can be sent a
 import asyncio
 import contextlib
 import time
+from typing import Any
 
 import numpy as np
 import structlog
@@ -19,6 +20,7 @@ from actors.rollout.delivery import Delivery
 from actors.rollout.group import GroupSampler
 from actors.rollout.held import AttemptError, HeldTicket, Hold, failures_to_report
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import in_lane, record, span
 from bus.counts import EdgeCounts
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
@@ -56,6 +58,8 @@ class RolloutActor:
         """Configuration error found while sampling; raised by the main loop, which ends the process."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
+        self._idle_since: float | None = None
+        """Monotonic time since which no ticket is sampled; None while one is."""
         self._slots_said = -1  # below any number of slots: the first report counts as an increase
         self.membership = Membership(config, RolloutHeartbeat, name, on_directive=lambda _: self._wake_up())
         self.name, self.liveness = name, self.membership.liveness
@@ -140,9 +144,17 @@ class RolloutActor:
                     point("rollout.ticket")
                     held.task = asyncio.create_task(self.attempt(directive.run, held))
         self.delivery.send()
+        self._note_idle()
         self._report()
         done = directive is not None and directive.phase == "done"
         return done or self._drain.may_leave(holds_work=bool(self.held))
+
+    def _note_idle(self) -> None:
+        """Record the time without a ticket to sample: the rollout then waits for the packer's admission."""
+        now, samples = time.monotonic(), any(held.task is not None for held in self.held.values())
+        if samples and self._idle_since is not None:
+            record("wait for tickets", self._idle_since, now, waits=True)
+        self._idle_since = None if samples else self._idle_since or now
 
     async def attempt(self, run: str, held: HeldTicket) -> None:
         """Sample a ticket. Every outcome becomes a group or a failure reported to the packer.
@@ -150,9 +162,15 @@ class RolloutActor:
         A ConfigError is left to the main loop instead, which ends the process.
         """
         ticket, timeout = held.ticket, self._config.rollout.group_timeout
+        facts: dict[str, Any] = {
+            "ordinal": ticket.ordinal,
+            "purpose": ticket.purpose,
+            "environment": ticket.environment,
+        }
         try:
-            async with asyncio.timeout(timeout):
-                held.group = await self._sampler.sample(run, ticket)
+            with in_lane(*held.lane), span("group", **facts):
+                async with asyncio.timeout(timeout):
+                    held.group = await self._sampler.sample(run, ticket)
             point("rollout.sampled")
             held.sampled_at = time.monotonic()
             self._metrics.count("grpo_rollout_groups_total", purpose=ticket.purpose)

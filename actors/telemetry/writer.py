@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from actors.telemetry.spans import SHORT_SECONDS, span
 from bus import threads
 
 PATIENCE_SECONDS = 0.25
@@ -117,7 +118,9 @@ class Writer:
         while True:
             threads.mark("packer.record")
             try:
-                self._queue.get(timeout=IDLE_SECONDS).do()
+                job = self._queue.get(timeout=IDLE_SECONDS)
+                with span("write", least=SHORT_SECONDS):
+                    job.do()
             except queue.Empty:
                 # `write` may have queued a job since the queue was empty: then this thread does the job
                 with self._lock:

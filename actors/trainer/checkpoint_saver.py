@@ -10,6 +10,7 @@ from actors.learner.checkpoints import CheckpointFolder
 from actors.learner.snapshots import Snapshot
 from actors.ledger.witness import START, next_chain
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import span
 from bus import threads
 from schemas.messages import StepBatch
 
@@ -108,7 +109,8 @@ class CheckpointSaver:
         self, step: int, chain: str, previous: int, records: list[dict[str, Any]], run: str, snapshot: Snapshot
     ) -> int:
         started = time.monotonic()
-        self._folder.save(step, chain, previous, records, run, snapshot)
+        with span("save checkpoint", step=step):
+            self._folder.save(step, chain, previous, records, run, snapshot)
         seconds = time.monotonic() - started
         self._metrics.observe("grpo_trainer_checkpoint_write_seconds", seconds)
         log.info("checkpoint saved", checkpoint=str(self._folder.path(step)), seconds=round(seconds, 2))

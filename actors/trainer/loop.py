@@ -21,6 +21,7 @@ from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership, PackerSilentError, StartOverError
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import SHORT_SECONDS, span
 from actors.trainer.checkpoint_saver import CheckpointSaver, Witness
 from actors.trainer.figures import show_step
 from actors.trainer.inbox import BatchInbox
@@ -175,7 +176,8 @@ class TrainerActor:
             if directive is None:
                 return
             self._config = self._config.with_steps(directive.max_steps)
-        learner = self._make_learner(self._config)
+        with span("load model"):
+            learner = self._make_learner(self._config)
         # imported here, after the first heartbeat: torch is slow to import, and would keep the gang waiting
         from actors.learner.ranks import RanksBrokenError
 
@@ -214,15 +216,19 @@ class TrainerActor:
         for step in range(start + 1, self._config.trainer.max_steps + 1):
             started = time.monotonic()
             batch: StepBatch | None = None
-            while batch is None:
-                batch = self._batches.take(step, POLL_SECONDS)
-                self._follow()
-                if self._drain:
-                    return
+            with span("wait for batch", waits=True, step=step):
+                while batch is None:
+                    batch = self._batches.take(step, POLL_SECONDS)
+                    self._follow()
+                    if self._drain:
+                        return
             waited = time.monotonic() - started
             self._metrics.count("grpo_trainer_step_seconds_total", waited, phase="wait_batch")
-            self._step(learner, ranks, batch, waited)
-            if b"leaving" in ranks.exchange(b"leaving" if self._drain else b""):
+            with span("step", step=step, ordinals=batch.ordinals.tolist()):
+                self._step(learner, ranks, batch, waited)
+            with span("wait for ranks", waits=True, least=SHORT_SECONDS):
+                answers = ranks.exchange(b"leaving" if self._drain else b"")
+            if b"leaving" in answers:
                 return  # every rank leaves after the same step, so no rank waits for another that has left
 
     def _finish_gathers(self, learner: "Learner") -> None:
@@ -260,14 +266,16 @@ class TrainerActor:
         # P19: the packer picks the newest checkpoint that all ranks see, so each rank says what it sees
         self.membership.report(checkpoints=self._checkpoints.good(directive.run), phase="running")
         may_run = lambda directive: directive.order in ("run", "finish") and directive.incarnation > 0  # noqa: E731
-        directive = wait_for_order(self.membership, self._drain, may_run)
+        with span("wait for the gang", waits=True):
+            directive = wait_for_order(self.membership, self._drain, may_run)
         if directive is None:
             return None
         timeout = self._config.trainer.checkpoint.timeout
         if self._rank == 0 and not take_folder(self.membership, self._drain, self._checkpoints, directive, timeout):
             return None
         if directive.checkpoint:
-            learner.restore(self._checkpoints.path(directive.checkpoint))
+            with span("restore", step=directive.checkpoint):
+                learner.restore(self._checkpoints.path(directive.checkpoint))
             self._witness = Witness(directive.checkpoint, self._checkpoints.witness(directive.checkpoint)["chain"])
             if self._rank == 0:
                 self._reports = Reports.read(self._checkpoints.path(directive.checkpoint))
@@ -302,7 +310,8 @@ class TrainerActor:
             self.membership.report(reports=self._reports.oldest())
             if batch.step % checkpoint_interval(self._config.trainer) == 0:
                 self._save(learner)
-        self._finish_gathers(learner)
+        with span("wait for ranks", waits=True, least=SHORT_SECONDS):
+            self._finish_gathers(learner)
         show_step(self._metrics, batch, values)
 
     def _publish(self, learner: "Learner", version: int) -> dict[str, float]:
@@ -317,7 +326,8 @@ class TrainerActor:
         if self._publisher is None:
             return {}
         started = time.monotonic()
-        weights = learner.weights()
+        with span("gather weights"):
+            weights = learner.weights()
         gathered = time.monotonic()
         policy, timeout = PolicyVersion(lineage=self._lineage, version=version), self._config.weights.timeout
         while True:
@@ -325,7 +335,8 @@ class TrainerActor:
             directive = self._follow()
             self._publisher.prune(directive.keep_version if directive else 0)
             try:
-                self._publisher.publish(policy, weights)
+                with span("publish weights", version=version):
+                    self._publisher.publish(policy, weights)
                 break
             except OSError as error:
                 if time.monotonic() > gathered + timeout:
@@ -336,7 +347,8 @@ class TrainerActor:
                 log.error("weights not published; trying again", policy=str(policy), detail=str(error))
             if self._drain:
                 break  # not lost: the last checkpoint has these weights
-            self.membership.wait(PUBLISH_RETRY_SECONDS)
+            with span("wait for room", waits=True):
+                self.membership.wait(PUBLISH_RETRY_SECONDS)
         seconds = {"seconds_gather": gathered - started, "seconds_publish": time.monotonic() - gathered}
         self._metrics.count("grpo_trainer_step_seconds_total", sum(seconds.values()), phase="publish")
         return seconds
@@ -352,10 +364,12 @@ class TrainerActor:
         Reports not recorded yet are saved too: the process that starts from the checkpoint reports them.
         """
         started = time.monotonic()
-        while self._saver.busy:  # one save at a time: a snapshot is a copy of all weights and optimizer states
-            self._follow()
-            time.sleep(SAVE_POLL_SECONDS)
-        snapshot = learner.snapshot().with_text(REPORTS, self._reports.text)
+        with span("wait for the save before", waits=True, least=SHORT_SECONDS):
+            while self._saver.busy:  # one save at a time: a snapshot is a copy of all weights and optimizer states
+                self._follow()
+                time.sleep(SAVE_POLL_SECONDS)
+        with span("copy for checkpoint"):
+            snapshot = learner.snapshot().with_text(REPORTS, self._reports.text)
         self._saver.begin(self._witness, self._run, snapshot)
         self._stalled = time.monotonic() - started
         self._metrics.count("grpo_trainer_step_seconds_total", self._stalled, phase="checkpoint")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import structlog
 
 from actors.telemetry.metrics import Metrics
+from actors.telemetry.spans import span
 from bus import threads
 from bus.weights import BroadcastPublisher, UpdateAbandonedError
 from schemas.messages import UpdateFailure, WeightUpdate
@@ -75,7 +76,8 @@ class WeightBroadcaster:
 
         started = time.monotonic()
         try:
-            self._publisher.send(update, check)
+            with span("broadcast weights", version=update.policy.version):
+                self._publisher.send(update, check)
         except UpdateAbandonedError as error:
             self._metrics.count("grpo_trainer_weight_broadcasts_total", outcome="abandoned")
             # else a newer update is named, or this actor leaves: no failure to report

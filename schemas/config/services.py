@@ -157,6 +157,13 @@ class TelemetryConfig(Section):
     in `output_dir/metrics_targets.json`."""
     sample_groups_per_step: Free[int] = Field(1, ge=0)
     """Groups per step written to `output_dir/samples.jsonl`. 0: none, also of evaluations."""
+    token_details: Free[int] = Field(0, ge=0)
+    """Groups per step whose values per token (logprobs of engine and trainer, ratio, advantage, entropy, loss, rules
+    that mask or clip) the trainer writes to `output_dir/tokens`: the first ones of the step, as in samples.jsonl. 0:
+    none."""
+    events_bytes: Free[int] = Field(16 << 20, ge=0)
+    """Bytes of the newest events of each actor kept in `output_dir/events`, from which `actors trace` makes a timeline.
+    0: none are recorded."""
     trackers: Free[list[TrackerConfig]] = []
     """Trackers that get the run's metrics, each by its name or with keys of its own, from a process of its own
     (`tracker`). Training waits for none of them."""

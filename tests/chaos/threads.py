@@ -81,6 +81,9 @@ ELSEWHERE = {
     "'up-stderr'": "test_output_that_can_not_be_read_ends_the_run_with_its_error",
     "'up-stdout'": "test_output_that_can_not_be_read_ends_the_run_with_its_error",
     "'flush'": "test_a_process_that_is_to_end_ends_though_its_output_can_not_be_flushed",  # the end is under way
+    "'tokens'": "test_a_disk_that_takes_no_values_of_tokens_fails_no_step",  # only with telemetry.token_details
+    # telemetry ends no actor
+    "'spans'": "test_an_error_that_nobody_expected_ends_the_recording_and_nothing_else",
     "'parent'": "test_a_process_that_the_kernel_does_not_kill_ends_with_its_parent",  # on other systems than Linux
 }
 """Threads that no run here has, or in which nothing is left to be lost, and the tests that have them."""

@@ -26,7 +26,7 @@ from actors.algorithms.losses.distillation import distilled, reweighted
 from actors.algorithms.losses.dppo import dppo
 from actors.algorithms.losses.gmpo import gmpo
 from actors.algorithms.losses.grpo import clipped
-from actors.algorithms.losses.inputs import LossInputs, LossOutput, TokenLoss
+from actors.algorithms.losses.inputs import LossInputs, LossOutput, TokenDetails, TokenLoss
 from actors.algorithms.losses.ipo import ipo
 from actors.algorithms.losses.m2po import m2po
 from actors.algorithms.losses.metrics import common_sums
@@ -89,30 +89,35 @@ def compute_loss(inputs: LossInputs, objective: ObjectiveConfig, custom_loss: Cu
     inputs = with_weights(inputs, objective, sums)
     policy = LOSSES[type(objective.loss)](inputs, objective.loss)
     sums |= policy.sums
-    values_T, counted = modified(inputs, objective, policy, sums)
+    values_T, counted, rules = modified(inputs, objective, policy, sums)
     if inputs.weights_T is not None:  # a component's weights scale the KL too, since it is part of the component's loss
         values_T = values_T * inputs.weights_T
     loss = share_of_step(counted, values_T, policy.average)
     loss = distilled(inputs, objective, loss, policy.kept_T, sums)
     # last, with an average of its own: a bonus is no part of the policy loss
     bonus = entropy_bonus(inputs, objective, sums)
-    return LossOutput(loss if bonus is None else loss - bonus, sums)
+    ratio_T = policy.ratio_T.detach() if policy.ratio_T is not None else None
+    tokens = TokenDetails(values_T.detach(), counted.detached(), policy.average, ratio_T, rules)
+    return LossOutput(loss if bonus is None else loss - bonus, sums, tokens)
 
 
 def modified(
     inputs: LossInputs, objective: ObjectiveConfig, policy: TokenLoss, sums: dict[str, Tensor]
-) -> tuple[Tensor, LossInputs]:
+) -> tuple[Tensor, LossInputs, dict[str, Tensor]]:
     """Apply the modifiers that act on a loss from outside.
 
     Returns:
-        Values per token, (T,), and the inputs with the loss mask that the average counts.
+        Values per token, (T,), the inputs with the loss mask that the average counts, and the tokens that rules of the
+        loss and of the modifiers mask or clip.
     """
+    rules = dict(policy.rules)
     # modifiers that this loss leaves out, or has inside its formula
     elsewhere = objective.loss.ignores | objective.loss.takes_inside
     values_T, counted = policy.values_T, inputs
     kl_T = reference_kl(inputs, objective, policy.ratio_T, sums)
     kl_escapes = objective.reference is None or objective.reference.switches == "escape"
     if inputs.high_entropy_T is not None and "top_entropy_quantile" not in elsewhere:
+        rules["top_entropy_quantile"] = ~inputs.high_entropy_T
         values_T = values_T.masked_fill(~inputs.high_entropy_T, 0.0)
     # ms-swift's order: correction and off-policy mask below act on loss + KL
     if kl_T is not None and not kl_escapes:
@@ -122,12 +127,13 @@ def modified(
     threshold = objective.off_policy_mask_threshold
     if threshold is not None and "off_policy_mask_threshold" not in elsewhere:
         dropped_T = off_policy(inputs, threshold, sums)
+        rules["off_policy"] = dropped_T
         values_T = values_T.masked_fill(dropped_T, 0.0)
         if objective.loss.compat.off_policy_tokens == "leave":  # leave the denominator too, not only the numerator
             counted = replace(inputs, loss_mask_T=inputs.loss_mask_T & ~dropped_T)
     if kl_T is not None and kl_escapes:  # TRL's order: no modifier above has an effect on the KL
         values_T = values_T + kl_T
-    return values_T, counted
+    return values_T, counted, rules
 
 
 __all__ = ["CustomLoss", "LossInputs", "LossOutput", "TokenLoss", "compute_loss"]

@@ -17,4 +17,5 @@ def aipo(inputs: LossInputs, config: AipoLossConfig) -> TokenLoss:
     # a metric alone; of the ratio before the cap
     above_T = inputs.loss_mask_T & (log_ratio_T.detach().exp() > config.token_mask_high)
     values_T = -inputs.masked(inputs.advantages_T) * ratio_T
-    return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), {"capped_tokens": above_T.sum()})
+    sums = {"capped_tokens": above_T.sum()}
+    return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), sums, rules={"cap": above_T})

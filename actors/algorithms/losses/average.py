@@ -38,6 +38,21 @@ def share_of_step(inputs: LossInputs, values_T: Tensor, average: Average) -> Ten
             return total / (step_completions(inputs) * inputs.max_completion_length)
 
 
+def token_shares(inputs: LossInputs, values_T: Tensor, average: Average) -> Tensor:
+    """Return each token's part of `share_of_step`, (T,), for records; the parts add up to the share."""
+    match average:
+        case "step_tokens":
+            return values_T / max(inputs.loss_tokens, 1)
+        case "micro_batch_tokens":
+            return values_T / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)
+        case "completion_means":
+            return inputs.over_completion(values_T) / step_completions(inputs)
+        case "completion_sums":
+            return values_T / step_completions(inputs)
+        case "max_length":
+            return values_T / (step_completions(inputs) * max(inputs.max_completion_length, 1))
+
+
 def step_completions(inputs: LossInputs) -> int:
     """Return the number of completions of the step (of the micro-batch, if it is the whole step), at least 1."""
     return max(inputs.step_completions or inputs.num_completions, 1)

@@ -17,4 +17,5 @@ def cispo(inputs: LossInputs, config: CispoLossConfig) -> TokenLoss:
     high_T = (ratio_T > config.epsilon_high) & (advantages_T > 0)
     per_completion = config.importance_sampling_level != "token"
     sums = clip_sums(inputs, None, high_T, per_completion)
-    return TokenLoss(-weight_T * inputs.masked(inputs.logprobs_T), "step_tokens", ratio_T, sums)
+    values_T = -weight_T * inputs.masked(inputs.logprobs_T)
+    return TokenLoss(values_T, "step_tokens", ratio_T, sums, rules={"clip_high": high_T})

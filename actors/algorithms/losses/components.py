@@ -55,7 +55,7 @@ def mixed_loss(
         everywhere = replace(inputs, loss_mask_T=torch.ones_like(inputs.loss_mask_T))
         # sums of this component are dropped: metrics are those of the policy loss
         loss = loss + compute_loss(_on(everywhere, ref_kl), ObjectiveConfig(loss=RefKlLossConfig())).loss
-    return LossOutput(loss, sums)
+    return LossOutput(loss, sums, policy.tokens)
 
 
 def opd_weights(hindsight_T: Tensor, reference_T: Tensor, mask_T: Tensor, opd_tau: float, opd_beta: float) -> Tensor:

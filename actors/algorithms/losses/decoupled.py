@@ -34,12 +34,11 @@ def decoupled(inputs: LossInputs, config: ProximalLossConfig) -> TokenLoss:
     values_T = torch.maximum(-advantages_T * ratio_T, -advantages_T * ratio_T.clamp(low, high))
     if config.dual_clip is not None:  # no effect at A > 0: the loss is negative there, the bound positive
         values_T = torch.minimum(values_T, config.dual_clip * advantages_T.abs())
-    sums = {
-        **behaviour.sums,
-        "clipped_low": (kept.loss_mask_T & (ratio_T < low) & (advantages_T < 0)).sum(),
-        "clipped_high": (kept.loss_mask_T & (ratio_T > high) & (advantages_T > 0)).sum(),
-    }
-    return TokenLoss(kept.masked(values_T * behaviour.weight_T), "step_tokens", ratio_T, sums)
+    low_T = kept.loss_mask_T & (ratio_T < low) & (advantages_T < 0)
+    high_T = kept.loss_mask_T & (ratio_T > high) & (advantages_T > 0)
+    sums = {**behaviour.sums, "clipped_low": low_T.sum(), "clipped_high": high_T.sum()}
+    rules = {"rejected": inputs.loss_mask_T & ~behaviour.keep_T, "clip_low": low_T, "clip_high": high_T}
+    return TokenLoss(kept.masked(values_T * behaviour.weight_T), "step_tokens", ratio_T, sums, rules=rules)
 
 
 def proximal(inputs: LossInputs, method: str) -> Tensor:

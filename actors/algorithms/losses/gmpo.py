@@ -26,6 +26,8 @@ def gmpo(inputs: LossInputs, config: GmpoLossConfig) -> TokenLoss:
         mean_B = inputs.sum_per_completion(clipped_T * kept_T) / inputs.sum_per_completion(kept_T).clamp(min=1)
     values_T = inputs.masked(-inputs.per_token(ratio_of(mean_B)) * advantages_T)
     low_T = (log_ratio_T < -config.epsilon) & (advantages_T < 0)
-    sums = clip_sums(inputs, low_T, (log_ratio_T > config.upper) & rising_T)
+    high_T = (log_ratio_T > config.upper) & rising_T
+    sums = clip_sums(inputs, low_T, high_T)
     # a ratio of 1: no bias correction of the reference KL
-    return TokenLoss(values_T, "completion_means", torch.ones_like(log_ratio_T), sums)
+    rules = {"clip_low": low_T, "clip_high": high_T}
+    return TokenLoss(values_T, "completion_means", torch.ones_like(log_ratio_T), sums, rules=rules)

@@ -28,8 +28,9 @@ def clipped(average: Average) -> Callable[[LossInputs, ClippedLossConfig], Token
             bound_T = -config.dual_clip * advantages_T
             values_T = torch.where(advantages_T < 0, torch.minimum(values_T, bound_T), values_T)
         per_completion = config.importance_sampling_level != "token"
-        sums = clipped_sums(inputs, ratio_T, advantages_T, config, per_completion)
-        return TokenLoss(inputs.masked(values_T), average, ratio_T, sums)
+        rules = clipped_tokens(ratio_T, advantages_T, config)
+        sums = clip_sums(inputs, rules["clip_low"], rules["clip_high"], per_completion)
+        return TokenLoss(inputs.masked(values_T), average, ratio_T, sums, rules=rules)
 
     return loss
 
@@ -47,10 +48,8 @@ def clipped_values(
     return -torch.minimum(capped_T * advantages_T, clipped_T * advantages_T)
 
 
-def clipped_sums(
-    inputs: LossInputs, ratio_T: Tensor, advantages_T: Tensor, config: ClipRangeConfig, per_completion: bool
-) -> dict[str, Tensor]:
-    """Return the sums of the clip fractions: tokens (or completions) whose gradient the clip removes."""
+def clipped_tokens(ratio_T: Tensor, advantages_T: Tensor, config: ClipRangeConfig) -> dict[str, Tensor]:
+    """Return the tokens whose gradient the clip removes, (T,) bool by rule: on the low and on the high side."""
     low_T = (ratio_T < 1 - config.epsilon) & (advantages_T < 0)
     high_T = (ratio_T > 1 + config.upper) & (advantages_T > 0)
-    return clip_sums(inputs, low_T, high_T, per_completion)
+    return {"clip_low": low_T, "clip_high": high_T}

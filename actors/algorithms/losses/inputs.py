@@ -145,6 +145,11 @@ class LossInputs:
             missing_T=missing_T,
         )
 
+    def detached(self) -> "LossInputs":
+        """Return the inputs without the graph behind logprobs and entropy."""
+        entropy_T = self.entropy_T.detach() if self.entropy_T is not None else None
+        return replace(self, logprobs_T=self.logprobs_T.detach(), entropy_T=entropy_T)
+
     @cached_property
     def old_T(self) -> Tensor:
         """Logprobs of the policy at the start of the step, (T,), without gradient."""
@@ -241,6 +246,23 @@ class TokenLoss:
     """Sums of the loss's own metrics, see `LossOutput.sums`."""
     kept_T: Tensor | None = None
     """bool, the remaining loss mask, if dropped tokens leave the denominator too (m2po). None: they stay in it."""
+    rules: Mapping[str, Tensor] = field(default_factory=dict)
+    """bool, (T,), tokens that a rule masks or clips, by rule. Tokens outside the loss mask may have any value."""
+
+
+@dataclass(frozen=True)
+class TokenDetails:
+    """Values of single tokens behind a loss, without gradient, for records. The loss itself needs all of them."""
+
+    values_T: Tensor
+    """Loss of each token after all modifiers, (T,), before the average."""
+    inputs: LossInputs
+    """Arrays as the average counts them."""
+    average: Average
+    ratio_T: Tensor | None
+    """Importance ratio of the loss, (T,); None if it names none."""
+    rules: Mapping[str, Tensor]
+    """As `TokenLoss.rules`, with those of the modifiers."""
 
 
 @dataclass(frozen=True)
@@ -252,3 +274,6 @@ class LossOutput:
     sums: dict[str, Tensor]
     """Numerators and denominators of metrics, scalars. They are added up over micro-batches and ranks before a metric
     is divided; `actors.algorithms.losses.metrics.DENOMINATORS` names both sums of each metric."""
+    # outputs with equal loss and sums are equal: arrays of tokens have no truth value
+    tokens: TokenDetails | None = field(default=None, compare=False)
+    """Values of single tokens, of the policy loss; None for a custom loss."""

@@ -21,11 +21,13 @@ def m2po(inputs: LossInputs, config: M2poLossConfig) -> TokenLoss:
     squares_T = (inputs.inference_logprobs_T - proximal(inputs, config.prox_logp_method)).square()
     keep_T = second_moment_below(squares_T, mask_T, config.m2_threshold)
     loss = decoupled(replace(inputs, loss_mask_T=keep_T), config)
-    dropped = (mask_T & ~keep_T).sum()
+    dropped_T = mask_T & ~keep_T
+    dropped = dropped_T.sum()
     sums = {**loss.sums, "masked_m2": dropped, "masked_tokens": dropped + loss.sums.get("masked_tokens", 0)}
     # the average divides by all loss-mask tokens of the step; the factor turns Σ/mask into Σ/kept for this micro-batch
     shrunk = mask_T.sum().to(squares_T.dtype) / keep_T.sum().clamp(min=1)
-    return replace(loss, values_T=loss.values_T * shrunk, kept_T=keep_T, sums=sums)
+    rules = {**loss.rules, "m2": dropped_T}
+    return replace(loss, values_T=loss.values_T * shrunk, kept_T=keep_T, sums=sums, rules=rules)
 
 
 def second_moment_below(squares_T: Tensor, mask_T: Tensor, threshold: float) -> Tensor:

@@ -55,4 +55,4 @@ def surogate(inputs: LossInputs, config: SurogateLossConfig) -> TokenLoss:
     causes = {"low": low_T, "high": high_T, "geo": geo_T, "sequence": sequence_T}
     sums = kept_and_dropped(inputs, keep_T, causes) | teacher_sums(inputs)
     with_gradient_T = ratio_of(inputs.masked(inputs.logprobs_T - inputs.inference_logprobs_T))
-    return TokenLoss(values_T, "step_tokens", with_gradient_T, sums)
+    return TokenLoss(values_T, "step_tokens", with_gradient_T, sums, rules=causes)

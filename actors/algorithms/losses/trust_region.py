@@ -51,7 +51,7 @@ def inside_region(
     ratio_T = capped_ratio(log_ratio_T.masked_fill(~keep_T, 0.0), ratio_clip, stop_gradient=False)
     values_T = kl_tau * log_ratio_T.square() - advantages_T.masked_fill(~keep_T, 0.0) * ratio_T
     sums = kept_and_dropped(inputs, keep_T, causes) | teacher_sums(inputs)
-    return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), sums)
+    return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), sums, rules=causes)
 
 
 def capped_ratio(log_ratio_T: Tensor, cap: float | None, *, stop_gradient: bool) -> Tensor:

@@ -37,6 +37,7 @@ from actors.engines.protocol import (
     check_token_ids,
 )
 from actors.engines.tokenizing import Tokenizing
+from actors.telemetry.spans import SHORT_SECONDS, JoinedRounds, span
 from bus import threads
 from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
@@ -100,6 +101,7 @@ class EmbeddedEngine(Tokenizing):
         self._num_failed = self._one_by_one = 0
         """Failed starts in a row, and requests still to be started separately."""
         self._generated_tokens, self._busy_seconds = 0, 0.0
+        self._rounds = JoinedRounds("decode")
         self._thread = threads.start("engine", self._loop)
 
     # --- any thread ----------------------------------------------------------------------------------------------
@@ -198,7 +200,9 @@ class EmbeddedEngine(Tokenizing):
     def _loop(self) -> None:
         try:
             while True:
-                with self._changed:
+                if not len(self._running):
+                    self._rounds.close()
+                with span("wait for requests", waits=True, least=SHORT_SECONDS), self._changed:
                     self._changed.wait_for(
                         lambda: self._stopping or self._waiting or self._update or len(self._running)
                     )
@@ -215,9 +219,11 @@ class EmbeddedEngine(Tokenizing):
                     self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
                 self._switch_if_due()
                 self._admit()
-                if len(self._running):
+                if count := len(self._running):
+                    begun = time.monotonic()
                     self._draw(0, self._decoder.decode(*self._running.last_tokens()))
                     self._answer(0)
+                    self._rounds.add(begun, time.monotonic(), completions=count)
                 self._busy_seconds += time.monotonic() - started
         except BaseException as error:
             log.exception("engine failed")
@@ -232,8 +238,10 @@ class EmbeddedEngine(Tokenizing):
                 return
             self._update = None
         started = time.monotonic()
+        self._rounds.close()
         try:
-            self._decoder.load(update.weights, update.policy.version)
+            with span("switch weights", version=update.policy.version):
+                self._decoder.load(update.weights, update.policy.version)
         except ValueError as error:
             # nothing has been overwritten: the engine serves on under the old version
             update.done.set_exception(error)
@@ -245,7 +253,8 @@ class EmbeddedEngine(Tokenizing):
         self._running.stamp(update.policy.lineage, update.policy.version)
         # without the newest token, which the next decode computes anyway
         if len(self._running) and self._mode == "interrupt":
-            self._decoder.prefill(self._running.written(), range(len(self._running)))
+            with span("prefill again", completions=len(self._running)):
+                self._decoder.prefill(self._running.written(), range(len(self._running)))
         update.done.set_result(time.monotonic() - started)
 
     def _admit(self) -> None:
@@ -254,6 +263,13 @@ class EmbeddedEngine(Tokenizing):
         admitted = self._take()
         if not admitted:
             return
+        self._rounds.close()
+        tokens = sum(len(request.asked.prompt_ids) for request in admitted)
+        with span("prefill", requests=len(admitted), tokens=tokens):
+            self._start(first, admitted)
+
+    def _start(self, first: int, admitted: list[Request]) -> None:
+        """Compute the prompts of admitted requests, whose rows are those from `first` on, and the first tokens."""
         try:
             # the cache's size must not depend on earlier requests
             if self._config.deterministic:

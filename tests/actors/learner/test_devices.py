@@ -64,11 +64,40 @@ def test_laps_on_a_gpu_are_those_of_its_own_clock(monkeypatch: pytest.MonkeyPatc
 def test_laps_on_a_cpu_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lap of 0.25 s on the program's clock, and one of nothing."""
     clock = iter([1.0, 1.25, 1.25])
-    monkeypatch.setattr(devices, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(devices, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     watch = Stopwatch(CPU)
     for _ in range(3):
         watch.mark()
     assert watch.laps() == [0.25, 0.0]
+
+
+def test_parts_of_a_step_are_spans_on_the_clock_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU begins with the first mark, at 5.0 s of the program's clock, and reaches the n-th event after n² ms."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "recorded", 0)
+    monkeypatch.setattr(Event, "waited_for", [])
+    told: list[tuple[str, float, float, dict[str, int]]] = []
+    monkeypatch.setattr(devices, "record", lambda name, start, end, **args: told.append((name, start, end, args)))
+    monkeypatch.setattr(devices, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    for is_recording in (False, True):
+        monkeypatch.setattr(devices, "is_recording", lambda on=is_recording: on)
+        watch = Stopwatch(GPU)
+        Event.recorded = 0
+        watch.mark()
+        with watch.part("forward and backward", micro_batch=3):
+            pass
+        watch.mark()
+        assert Event.waited_for == []
+        watch.tell()
+    assert told == [("forward and backward", pytest.approx(5.003), pytest.approx(5.008), {"micro_batch": 3})]
+    clock = iter([7.0, 7.5])
+    monkeypatch.setattr(devices, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    watch = Stopwatch(CPU)
+    with watch.part("optimizer"):
+        pass
+    watch.tell()
+    watch.tell()
+    assert told[1:] == [("optimizer", 7.0, 7.5, {})]
 
 
 def test_a_gpu_computes_the_same_bits_when_it_is_asked_to(torch_settings: None) -> None:

@@ -1,0 +1,187 @@
+"""Values per token of some groups of each step, as the trainer has computed them, in files below output_dir.
+
+Consumes arrays that a step computes anyway, and keeps references to them: nothing is added to the step's work, and
+nothing waits for the device. After the step, when the device has been waited for, they are copied and a thread writes
+them. If the disk is slower than the steps, whole steps are left out.
+
+`tokens/step_000041.rank0.safetensors` has the arrays below, of the samples of this rank, joined. Axes: B samples, T
+tokens behind the prompts.
+
+    ordinals_B, completions_B       group, and completion among all of the step, of each sample
+    offsets_B                       start of each sample in T, and T
+    token_ids_T, versions_T         −1 as version: not written by a model, but by an environment
+    loss_mask_T
+    inference_logprobs_T            of the engine; NaN: unknown
+    logprobs_T                      of the trainer, before the step's update
+    old_logprobs_T, reference_logprobs_T, teacher_logprobs_T        where the objective has them
+    advantages_T, entropy_T, ratio_T
+    values_T                        loss of the token before the average
+    loss_T                          part of the token in the step's loss, so values_T over a divisor
+    rule/NAME_T                     1: the rule masks or clips the token
+
+Values of tokens outside the loss mask mean nothing.
+"""
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from actors.algorithms.losses import LossInputs
+from actors.algorithms.losses.average import token_shares
+from actors.algorithms.losses.inputs import TokenDetails
+from bus import threads
+from schemas.messages import StepBatch
+
+log = structlog.get_logger("learner")
+
+FOLDER = "tokens"
+"""Folder below output_dir."""
+NAME = re.compile(r"step_(\d{6,})\.rank(\d+)\.safetensors")
+MAX_BYTES = 256 << 20
+"""Bytes of a rank's files, above which the files of the oldest steps are removed."""
+FURTHER = ("old_logprobs_T", "reference_logprobs_T", "teacher_logprobs_T", "entropy_T")
+"""Arrays of `LossInputs` that not every objective has."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a micro-batch with a chosen group has computed."""
+
+    inputs: LossInputs
+    tokens: TokenDetails | None
+
+
+class TokenDetailsWriter:
+    """Writer of the values per token of one rank.
+
+    Args:
+        output: output_dir of the run.
+        num_groups: groups of each step, the first ones.
+        loss: type of the loss, for readers.
+    """
+
+    def __init__(self, output: Path, num_groups: int, loss: str) -> None:
+        self._folder, self._num_groups, self._loss = output / FOLDER, num_groups, loss
+        self._kept: dict[int, _Kept] = {}
+        """By number of the micro-batch."""
+        self._pool = threads.Workers(1, "tokens")
+        self._running: Future[None] | None = None
+
+    def keep(self, batch: StepBatch, number: int, inputs: LossInputs, tokens: TokenDetails | None) -> None:
+        """Keep the arrays of a micro-batch that has samples of the chosen groups; no others.
+
+        A micro-batch that is computed again replaces its values.
+        """
+        first, last = batch.micro_batch_offsets[number : number + 2]
+        if np.isin(batch.sample_ordinals[first:last], batch.ordinals[: self._num_groups]).any():
+            self._kept[number] = _Kept(inputs.detached(), tokens)
+
+    def write(self, batch: StepBatch) -> None:
+        """Write what was kept, in the background. After the step, when its values are there."""
+        kept, self._kept = self._kept, {}
+        if not kept:
+            return
+        if self._running is not None:
+            if not self._running.done():
+                log.warning("values of tokens left out: the disk is slower than the steps", step=batch.step)
+                return
+            if (error := self._running.exception()) is not None:
+                log.warning("values of tokens not written", folder=str(self._folder), detail=str(error))
+        arrays = arrays_of(batch, kept, batch.ordinals[: self._num_groups])
+        details = next(iter(kept.values())).tokens
+        facts = {
+            "step": str(batch.step),
+            "loss": self._loss,
+            "average": details.average if details is not None else "",
+            "loss_tokens": str(batch.loss_tokens.tolist()),
+        }
+        self._running = self._pool.submit(self._save, batch.step, batch.rank, arrays, facts)
+
+    def close(self) -> None:
+        """Wait for the write under way."""
+        self._pool.shutdown(wait=True)
+
+    def _save(self, step: int, rank: int, arrays: Arrays, facts: Mapping[str, str]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"step_{step:06d}.rank{rank}.safetensors"
+        staging = path.with_name(f".{path.name}")
+        save_file(arrays, staging, dict(facts))
+        # whole or not at all; of a step that is trained again, the newer values
+        staging.replace(path)
+        _remove_oldest(self._folder, rank)
+
+
+def arrays_of(batch: StepBatch, kept: Mapping[int, Any], ordinals: NDArray[np.int64]) -> Arrays:
+    """Return the arrays of the module's docstring, of the samples of these groups.
+
+    Args:
+        batch: batch of the rank.
+        kept: values of micro-batches by number.
+        ordinals: the groups.
+    """
+    samples: list[int] = []
+    pieces: list[Arrays] = []
+    for number in sorted(kept):
+        first, last = (int(i) for i in batch.micro_batch_offsets[number : number + 2])
+        values = _values_of(kept[number])
+        lengths = np.diff(batch.sample_offsets[first : last + 1]) - batch.prompt_lengths[first:last]
+        starts = np.cumsum([0, *lengths])
+        for b in range(first, last):
+            if batch.sample_ordinals[b] not in ordinals:
+                continue
+            place = slice(starts[b - first], starts[b - first + 1])
+            behind = slice(batch.sample_offsets[b] + batch.prompt_lengths[b], batch.sample_offsets[b + 1])
+            own: Arrays = {"token_ids_T": batch.token_ids[behind], "versions_T": batch.versions[behind]}
+            own |= {"loss_mask_T": batch.loss_mask[behind], "inference_logprobs_T": batch.logprobs[behind]}
+            samples.append(b)
+            pieces.append(own | {name: array[place] for name, array in values.items()})
+    joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    offsets_B = np.cumsum([0, *(piece["token_ids_T"].size for piece in pieces)])
+    return joined | {
+        "ordinals_B": batch.sample_ordinals[samples],
+        "completions_B": batch.completions[samples],
+        "offsets_B": offsets_B.astype(np.int64),
+    }
+
+
+def _values_of(kept: _Kept) -> Arrays:
+    """Return what the trainer has computed for each token of a micro-batch, on the CPU."""
+    inputs, tokens = kept.inputs, kept.tokens
+    found: dict[str, Tensor | None] = {"logprobs_T": inputs.logprobs_T, "advantages_T": inputs.advantages_T}
+    found |= {name: getattr(inputs, name) for name in FURTHER}
+    if tokens is not None:
+        found |= {"ratio_T": tokens.ratio_T, "values_T": tokens.values_T}
+        # as the loss has them: a KL in the reward and a teacher's weights are in it
+        found["advantages_T"] = tokens.inputs.advantages_T
+        found["loss_T"] = token_shares(tokens.inputs, tokens.values_T, tokens.average)
+        found |= {f"rule/{name}_T": flags_T & tokens.inputs.loss_mask_T for name, flags_T in tokens.rules.items()}
+    return {name: _plain(values_T) for name, values_T in found.items() if values_T is not None}
+
+
+def _plain(values_T: Tensor) -> NDArray[Any]:
+    values_T = values_T.cpu()
+    return values_T.float().numpy() if values_T.is_floating_point() else values_T.numpy().astype(np.uint8)
+
+
+def _remove_oldest(folder: Path, rank: int) -> None:
+    """Remove the files of the oldest steps of a rank until the others have MAX_BYTES at most, or only one is left."""
+    own = {
+        int(name[1]): path for path in folder.iterdir() if (name := NAME.fullmatch(path.name)) and int(name[2]) == rank
+    }
+    size = sum(path.stat().st_size for path in own.values())
+    for step in sorted(own)[:-1]:
+        if size <= MAX_BYTES:
+            break
+        size -= own[step].stat().st_size
+        own[step].unlink()
