@@ -359,7 +359,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from actors.ops.computation import computation
     from actors.ops.device_plan import planned_table
-    from actors.ops.fit import busy_ports
+    from actors.ops.ports import busy_ports
     from actors.ops.preflight import preflight
     from schemas.config import load_config, warnings
 
