@@ -2,9 +2,8 @@
 
 import heapq
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from actors.telemetry.totals import is_number
@@ -30,9 +29,9 @@ class Pick:
 
 
 def picked(groups: Iterable[Mapping[str, Any]], number: int, seed: int = 0) -> dict[str, list[Pick]]:
-    """Return completions by the words of their choice; of equal rewards the newest.
+    """Return completions by the words of their choice: of each group the best and the worst count, and all by chance.
 
-    Memory: 3 × `number` groups.
+    Of equal rewards the newest. Memory: 3 × `number` groups.
 
     Args:
         groups: lines of samples.jsonl, in order.
@@ -43,17 +42,22 @@ def picked(groups: Iterable[Mapping[str, Any]], number: int, seed: int = 0) -> d
     worst: list[tuple[float, int, Pick]] = []
     chance: list[Pick] = []
     generator = random.Random(seed)
-    order = count()
-    for seen, pick in enumerate(_completions(groups)):
-        # a sample of a stream: each completion so far is in it with the same probability
-        place = seen if seen < number else generator.randrange(seen + 1)
-        if place < number:
-            chance[place : place + 1] = [pick]
-        if pick.reward is None:
-            continue
-        entry = next(order)
-        for heap, value in ((best, pick.reward), (worst, -pick.reward)):
-            (heapq.heappush if len(heap) < number else heapq.heappushpop)(heap, (value, entry, pick))
+    seen = 0
+    for order, group in enumerate(groups):
+        picks = [Pick(group, place) for place in range(len(group["reward"]))]
+        for pick in picks:
+            # a sample of a stream: each completion so far is in it with the same probability
+            place = seen if seen < number else generator.randrange(seen + 1)
+            if place < number:
+                chance[place : place + 1] = [pick]
+            seen += 1
+        scored = [(pick.reward, pick) for pick in picks if pick.reward is not None]
+        if scored:
+            # completions of one group are often alike, so a group has one place
+            reward, pick = max(scored, key=lambda one: one[0])
+            _keep(best, number, (reward, order, pick))
+            reward, pick = min(scored, key=lambda one: one[0])
+            _keep(worst, number, (-reward, order, pick))
     return {
         "best": [pick for *_, pick in sorted(best, reverse=True)],
         "worst": [pick for *_, pick in sorted(worst, reverse=True)],
@@ -61,7 +65,6 @@ def picked(groups: Iterable[Mapping[str, Any]], number: int, seed: int = 0) -> d
     }
 
 
-def _completions(groups: Iterable[Mapping[str, Any]]) -> Iterator[Pick]:
-    for group in groups:
-        for number in range(len(group["reward"])):
-            yield Pick(group, number)
+def _keep(heap: list[tuple[float, int, Pick]], number: int, entry: tuple[float, int, Pick]) -> None:
+    """Add an entry to the `number` largest ones."""
+    (heapq.heappush if len(heap) < number else heapq.heappushpop)(heap, entry)

@@ -160,6 +160,14 @@ def test_completions_are_chosen_in_one_pass(num_groups: int) -> None:
     assert picked(iter(groups), 2) == found
 
 
+def test_a_group_has_one_of_the_best_and_one_of_the_worst() -> None:
+    """Completions of a group are often the same text."""
+    found = picked([group(1, ["a", "b", "c"], [1.0, 1.0, 0.5]), group(2, ["d", "e", "f"], [0.0, 0.2, None])], 3)
+    assert [pick.reward for pick in found["best"]] == [1.0, 0.2]
+    assert [pick.reward for pick in found["worst"]] == [0.0, 0.5]
+    assert len(found["by chance"]) == 3
+
+
 def test_the_choice_by_chance_is_even() -> None:
     """Over a thousand seeds each tenth of a hundred completions is chosen about a tenth of the time."""
     groups = [group(n, ["a"], [0.0]) for n in range(100)]
