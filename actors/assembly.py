@@ -152,13 +152,14 @@ def make_packer(
     from actors.datasets.prompts import Prompts
     from actors.environments.own_examples import own_examples
     from actors.ledger import Store
-    from actors.ops.previous_run import check_ledger_is_there, lacks_checkpoint
+    from actors.ops.previous_run import check_ledger_is_own, check_ledger_is_there, lacks_checkpoint
     from actors.ops.run_length import with_run_length
     from actors.packer.loop import PackerActor
     from actors.telemetry.reporter import Reporter
 
     # before anything is written: if the ledger's disk is not mounted, nothing may look like a new run
     check_ledger_is_there(config)
+    check_ledger_is_own(config)
     take(config)
     prepared = prepared_folder(config)
     own = {e.label: own_examples(e, config.bus, name) for e in config.environments}

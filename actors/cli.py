@@ -83,6 +83,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         # `import` passes on the words of the origin's command line, such as `--learning_rate 1e-5`
         arguments.words = rest
         return arguments
+    if "configs" in arguments:  # files and overrides of `up` in any order, around options too
+        words = [*arguments.configs, *(word for word in rest if not word.startswith("-"))]
+        rest = [word for word in rest if word.startswith("-")]
+        arguments.overrides = [word for word in words if "=" in word]
+        arguments.configs = [Path(word) for word in words if "=" not in word]
+        if not arguments.configs:
+            parser.error("the following arguments are required: run.yaml")
     unknown = [word for word in rest if word.startswith("-") or "=" not in word]
     # --trainer.max_steps=5 is the habit of other tools, and deserves a hint
     meant = [word.removeprefix("--") for word in unknown if word.startswith("--") and "." in word and "=" in word]
@@ -122,7 +129,25 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--steps", type=_at_least_1, metavar="N", help="training steps")
     new.add_argument("--lora", action=argparse.BooleanOptionalAction, help="train adapters instead of all weights")
     new.add_argument("--example", metavar="NAME", help="copy an example of the package instead, such as quickstart")
-    up = add("up", _up, "Start all actors of a run on this machine, and wait until the run ends.")
+    up = add(
+        "up",
+        _up,
+        "Start all actors of a run on this machine, and wait until the run ends; or of several.",
+        config=False,
+    )
+    configs = up.add_argument(
+        "configs", nargs="+", metavar="run.yaml", help="run.yaml, or several for a queue; and overrides key=value"
+    )
+    configs.completer = _file_and_override_words  # type: ignore[attr-defined]  # read by argcomplete
+    up.set_defaults(overrides=[])
+    up.add_argument("--at-once", type=_at_least_1, default=1, metavar="N", help="runs at the same time (default: 1)")
+    up.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=A,B,…",
+        help="a run for each value of a key; give it again for each combination with another key",
+    )
     up.add_argument("--fork", action="store_true", help=FORK)
     # given by GRPOTrainer alone
     up.add_argument("--parent", type=int, help=argparse.SUPPRESS)
@@ -172,6 +197,22 @@ def _parser() -> argparse.ArgumentParser:
         seen = add(name, _watch, text, config=False)
         seen.add_argument("run", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
         _add_overrides(seen)
+    comparison = add("compare", _compare, "Compare runs: differing keys, and results side by side.", config=False)
+    comparison.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
+    comparison.add_argument("--picture", type=Path, metavar="FILE", help="draw the runs too, e.g. into runs.png")
+    report = add("report", _report, "Write one HTML file about a run: curves, completions, costs, keys.", config=False)
+    report.add_argument("output_dir", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
+    report.add_argument(
+        "--output", type=Path, metavar="FILE", help="file to write (default: report.html in output_dir)"
+    )
+    report.add_argument(
+        "--num",
+        type=_at_least_1,
+        default=4,
+        metavar="N",
+        help="best, worst and random completions (default: 4 of each)",
+    )
+    report.add_argument("--price", type=float, metavar="PRICE", help="price of an hour of the run, for its costs")
     samples = add("samples", _samples, "Show sampled completions or conversations with rewards.", config=False)
     samples.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     samples.add_argument("--step", type=int, help="only this step (default: the last one)")
@@ -262,6 +303,12 @@ def _override_words(prefix: str, **others: object) -> list[str]:
     return override_words(prefix, **others)
 
 
+def _file_and_override_words(prefix: str, **others: object) -> list[str]:
+    from argcomplete.completers import FilesCompleter
+
+    return [*_override_words(prefix, **others), *FilesCompleter()(prefix)]
+
+
 def _at_least_1(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
@@ -302,6 +349,13 @@ def _have_one_thread() -> None:
 
 
 def _up(arguments: argparse.Namespace) -> int:
+    if arguments.sweep or len(arguments.configs) > 1:
+        from actors.ops.queue.plan import planned
+        from actors.ops.queue.runner import run_queue
+        from actors.ops.queue.sweep import parse_axis
+
+        runs = planned(arguments.configs, arguments.overrides, list(map(parse_axis, arguments.sweep)))
+        return run_queue(runs, arguments.at_once, fork=arguments.fork)
     _have_one_thread()
     from actors.ops.up.supervisor import supervise
     from schemas.config import load_config
@@ -310,7 +364,7 @@ def _up(arguments: argparse.Namespace) -> int:
         from actors.process.exits import die_with
 
         die_with(arguments.parent)
-    return supervise(load_config(arguments.config, arguments.overrides), arguments.fork)
+    return supervise(load_config(arguments.configs[0], arguments.overrides), arguments.fork)
 
 
 def _node(arguments: argparse.Namespace) -> int:
@@ -363,7 +417,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from actors.ops.computation import computation
     from actors.ops.device_plan import planned_table
-    from actors.ops.fit import busy_ports
+    from actors.ops.ports import busy_ports
     from actors.ops.preflight import preflight
     from schemas.config import load_config, warnings
 
@@ -476,6 +530,30 @@ def _watch(arguments: argparse.Namespace) -> int:
 
     config = watch.config_of(arguments.run, arguments.overrides)
     return watch.top(config) if arguments.command_name == "top" else watch.status(config)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from actors.ops.compare.figures import figures_of
+    from actors.ops.compare.words import compared
+    from actors.ops.view.watch import config_of
+
+    runs = [figures_of(config_of(run, []).output) for run in arguments.runs]
+    print(compared(runs))
+    if arguments.picture is not None:
+        from actors.ops.compare.picture import draw
+
+        draw(runs, arguments.picture)
+        print(f"\nwrote {arguments.picture}")
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from actors.ops.report.command import write_report
+    from actors.ops.view.watch import config_of
+
+    config = config_of(arguments.output_dir, [])
+    print(f"wrote {write_report(config, arguments.output, arguments.num, arguments.price)}")
+    return 0
 
 
 def _samples(arguments: argparse.Namespace) -> int:

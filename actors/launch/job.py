@@ -1,5 +1,6 @@
 """Job: a run with its nodes, as each kind of cluster gets it."""
 
+import hashlib
 import shlex
 import subprocess
 import sys
@@ -106,9 +107,13 @@ class Job:
 
     @staticmethod
     def name_of(config: RunConfig) -> str:
-        """Return the name of a run for such schedulers; it begins with a letter."""
+        """Return the name of a run for such schedulers: it begins with a letter, and ends in a digest of `output_dir`.
+
+        Two runs of one run.yaml would replace each other under the same name.
+        """
         name = "".join(c if c.isalnum() else "-" for c in config.name.lower()).strip("-")
-        return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+        digest = hashlib.sha256(config.output_dir.encode()).hexdigest()[:6]
+        return f"{name if name[:1].isalpha() else f'run-{name}'.rstrip('-')}-{digest}"
 
     def memory_gib(self) -> float:
         """Return `launch.memory_per_node` in GiB."""

@@ -1,5 +1,6 @@
 """Placement: the node of each process of a run, and the addresses that follow from it. Pure functions."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from schemas.config import RunConfig
 from schemas.config.services import bracketed
 from schemas.errors import ConfigError
 
-CONTROL_PORT = 5555
-"""Port of the packer's control address where `bus.control` names none."""
+FIRST_CONTROL_PORT, CONTROL_PORTS = 20_000, 1000
+"""First port, and number of ports, for the packer's control address where `bus.control` names none."""
 WITH_PACKER = ("inference-pool", "callbacks", "uploader", "tracker")
 """Kinds of actors that are placed with the packer, whose files they read."""
 
@@ -85,11 +86,22 @@ def addresses(config: RunConfig, nodes: Sequence[Node], rank: int, own: str) -> 
     # on a single machine Unix sockets are faster, and closed to other users
     if len(nodes) == 1 and not is_tcp:
         return []
-    port = config.bus.control.rpartition(":")[2] if is_tcp else CONTROL_PORT
+    port = config.bus.control.rpartition(":")[2] if is_tcp else control_port(config)
     packer = next(node for node in nodes if node.has_packer)
     # the packer binds to the number: the name may lead to a loopback address on its own machine
     control = own if packer.rank == rank else packer.host
     return [f"bus.control=tcp://{bracketed(control)}:{port}", f"bus.host={own}", f"inference.host={own}"]
+
+
+def control_port(config: RunConfig) -> int:
+    """Return the port of the packer's control address where `bus.control` names none.
+
+    All nodes compute the same port, also when the packer moves to another node. It differs from run to run, as far as a
+    thousand ports allow: packers of several runs may be on one node, and other nodes must not find another run's.
+    """
+    # not the folder's whole path, which may be another one on another machine
+    digest = hashlib.sha256(f"{config.name}\0{config.output.name}".encode()).digest()
+    return FIRST_CONTROL_PORT + int.from_bytes(digest[:8]) % CONTROL_PORTS
 
 
 def table(config: RunConfig, nodes: Sequence[Node]) -> str:

@@ -4,20 +4,17 @@ Each check yields Findings: problems no run survives, and notes on settings that
 run into the problems only 10 to 20 seconds after its start.
 """
 
-import errno
 import json
 import re
-import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
-from actors.ops.device_plan import Actor, largest_of
 from actors.reward.lookup import ARGUMENTS
 from schemas.config import RunConfig
 from schemas.config.data import DatasetBase
@@ -222,55 +219,6 @@ def column_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Ite
             f"{key}: {rows.path} has a column {column!r}, but under that name reward functions receive what was "
             "sampled; rename the column"
         )
-
-
-def busy_ports(config: RunConfig, actors: Sequence[Actor] | None = None) -> list[str]:
-    """Return an error text for each configured port on this machine that is in use, each as `path.to.key: …`.
-
-    Args:
-        config: configuration of the run.
-        actors: processes of this machine; None: all of the run.
-    """
-    actors = largest_of(config) if actors is None else actors
-    wanted: list[tuple[str, str, int]] = []
-    if config.inference.port:
-        wanted += [
-            ("inference.port", config.inference.host, config.inference.port + actor.index)
-            for actor in actors
-            if actor.kind == "inference"
-        ]
-    if first := config.telemetry.metrics_port:
-        # a port for each child of `actors up`
-        ports = range(first, first + len(actors))
-        wanted += [("telemetry.metrics_port", config.telemetry.metrics_host, port) for port in ports]
-    if config.bus.control.startswith("tcp://") and any(actor.kind == "packer" for actor in actors):
-        host, _, port = config.bus.control.removeprefix("tcp://").rpartition(":")
-        wanted.append(("bus.control", host, int(port)))
-    firsts = {"inference.port": config.inference.port, "telemetry.metrics_port": config.telemetry.metrics_port}
-    return [
-        f"{key}: {host}:{port} is in use"
-        + (f" (`actors up` gives its actors the ports from {firsts[key]} on)" if port != firsts.get(key, port) else "")
-        + "; another process has bound it"
-        for key, host, port in wanted
-        if _is_bound(host, port)
-    ]
-
-
-def _is_bound(host: str, port: int) -> bool:
-    """Return whether an address of this machine is in use; False for an address of another machine."""
-    try:
-        found = socket.getaddrinfo(host.strip("[]") or "0.0.0.0", port, type=socket.SOCK_STREAM)  # noqa: S104
-    except (OSError, UnicodeError):  # UnicodeError: an empty label, or one of more than 63 characters
-        return False
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        # as the actors do: a port of connections that have just been closed counts as free
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """State of the run found in an output_dir: its configuration, data, checkpoints, and whether it is done."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -39,6 +40,29 @@ def check_ledger_is_there(config: RunConfig) -> None:
         )
     if config.ledger.path and not path.parent.is_dir():
         log.warning("the ledger's folder is not there and will be made; is its disk mounted?", path=str(path.parent))
+
+
+def check_ledger_is_own(config: RunConfig) -> None:
+    """Refuse a ledger at `ledger.path` that another run uses, with an output_dir of its own.
+
+    A run whose output_dir was moved keeps its ledger: there is no run in the folder that the ledger names.
+
+    Raises:
+        ConfigError: the ledger belongs to another run; or it can't be read.
+    """
+    if not (config.ledger.path and has_ledger(config)):
+        return
+    ledger = LedgerReader.of(config.ledger_path)
+    try:
+        before = ledger.value("config") or {}
+    finally:
+        ledger.close()
+    other = Path(before.get("output_dir", config.output)).absolute()
+    if other.resolve() != config.output.resolve() and (other / RESOLVED).is_file():
+        raise ConfigError(
+            f"ledger.path: {config.ledger_path} is the ledger of the run in {other}; set another ledger.path, or leave "
+            "it empty (then it is in output_dir)"
+        )
 
 
 def run_so_far(config: RunConfig) -> dict[str, Any]:

@@ -115,6 +115,11 @@ def _classes_in(sections: Sections, prefix: str, *, covered: bool) -> dict[str, 
     return found
 
 
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys with different values in two stored trees, also of an earlier release."""
+    return list(_changed("", with_keys_moved(before), with_keys_moved(now)))
+
+
 def refusal(found: list[Difference]) -> list[str]:
     """Return error lines for differences of class identity; empty if the run may be resumed."""
     identity = [difference for difference in found if difference.key_class == "identity"]

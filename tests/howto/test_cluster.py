@@ -8,6 +8,7 @@ import yaml
 from actors.cli import main
 from actors.launch import slurm
 from actors.launch.node import hosts_of, share_of
+from actors.launch.placement import control_port
 from schemas.config import load_config
 from tests.howto.pages import page
 
@@ -76,7 +77,7 @@ def test_any_two_machines_take_the_share_of_their_rank(run_yaml: Path) -> None:
     hosts = hosts_of(command.split("--nodes ")[1].split()[0])
     first, share = share_of(run_yaml, [], 0, hosts)
     assert share.has_packer
-    assert (first.bus.control, first.bus.host) == ("tcp://10.0.0.5:5555", "10.0.0.5")
+    assert (first.bus.control, first.bus.host) == (f"tcp://10.0.0.5:{control_port(first)}", "10.0.0.5")
     second, share = share_of(run_yaml, ["bus.control=tcp://10.0.0.5:7000"], 1, hosts)
     assert not share.has_packer
     assert (second.bus.control, second.inference.host) == ("tcp://10.0.0.5:7000", "10.0.0.6")

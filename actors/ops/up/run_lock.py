@@ -18,6 +18,8 @@ from schemas.errors import ConfigError
 
 ACTORS_END_SECONDS = 30.0
 """Longest wait for `.actors.lock`. A longer hold is not an actor's, but a process left behind by user code."""
+LOOK_SECONDS = 0.2
+"""Time for other processes to look whether the lock is held."""
 POLL_SECONDS = 0.02
 """Seconds between two looks at a lock."""
 
@@ -33,7 +35,7 @@ def hold_run_lock(output: Path, patience_seconds: float = ACTORS_END_SECONDS) ->
         ConfigError: another `actors up` holds the lock.
     """
     with (output / ".up.lock").open("a+b", 0) as up, (output / ".actors.lock").open("a+b", 0) as actors:
-        if not _locked(up, fcntl.LOCK_EX):
+        if not _locked_soon(up):
             up.seek(0)
             pid = up.read().decode()
             raise ConfigError(
@@ -50,6 +52,15 @@ def hold_run_lock(output: Path, patience_seconds: float = ACTORS_END_SECONDS) ->
         yield actors.fileno()
 
 
+def is_held(output: Path) -> bool:
+    """Return whether an `actors up` holds the output_dir, as far as this machine can see its lock."""
+    try:
+        with (output / ".up.lock").open("rb", 0) as lock:
+            return not _locked(lock, fcntl.LOCK_EX)
+    except OSError:  # no lock: nothing has run there; or the file is of another user, who alone may tell
+        return False
+
+
 def _wait_for(actors: FileIO, patience_seconds: float) -> None:
     """Wait until the actors of a killed `actors up` are gone; after `patience_seconds` print a warning and return."""
     deadline, told = time.monotonic() + patience_seconds, False
@@ -61,6 +72,16 @@ def _wait_for(actors: FileIO, patience_seconds: float) -> None:
             print("waiting for the actors of the previous run to exit", file=sys.stderr)
         told = True
         time.sleep(POLL_SECONDS)
+
+
+def _locked_soon(up: FileIO) -> bool:
+    """Lock a file, and try again for a moment: `is_held` holds it for the time of its look."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    while not _locked(up, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def _locked(file: FileIO, how: int) -> bool:

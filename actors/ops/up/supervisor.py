@@ -20,9 +20,9 @@ from typing import Any, TextIO
 import structlog
 
 from actors.ops.device_plan import largest_of, plan_here
-from actors.ops.fit import busy_ports
+from actors.ops.ports import claimed_ports
 from actors.ops.preflight import preflight
-from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
+from actors.ops.previous_run import changed_data, check_ledger_is_own, done_at, newest_checkpoint, run_so_far
 from actors.ops.run_length import run_length_note, with_run_length
 from actors.ops.up.carried_ledger import LedgerCarrier, bring_ledger, is_carried
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
@@ -111,6 +111,7 @@ def supervise(config: RunConfig, fork: bool = False, share: Share | None = None)
         # under the lock: a run that goes on here would still change ledger and files
         if share is not None and (brought := bring_ledger(config)):
             print(brought)
+        check_ledger_is_own(config)
         other_data, more_data = changed_data(config)
         config = with_run_length(config)
         refused = refusal(differences(run_so_far(config), config)) + other_data
@@ -120,16 +121,15 @@ def supervise(config: RunConfig, fork: bool = False, share: Share | None = None)
             print(f"{titled(config.name)}: {output}\n{nothing_to_do(config, step)}")
             do_rest(config, (run_lock,))
             return EXIT_DONE
-        if busy := busy_ports(config, actors):
-            raise ConfigError(*busy)
-        # of a smaller max_steps, or of a history given up
-        (output / "summary.json").unlink(missing_ok=True)
-        resolved = write_resolved(config)
-        for warning in [*warnings(config), *notes, *more_data]:
-            print(f"warning: {warning}", file=sys.stderr)
-        if length := run_length_note(config):
-            print(length)
-        return _supervised(config, resolved, run_lock, up_log, fork, share)
+        with claimed_ports(config, actors):
+            # of a smaller max_steps, or of a history given up
+            (output / "summary.json").unlink(missing_ok=True)
+            resolved = write_resolved(config)
+            for warning in [*warnings(config), *notes, *more_data]:
+                print(f"warning: {warning}", file=sys.stderr)
+            if length := run_length_note(config):
+                print(length)
+            return _supervised(config, resolved, run_lock, up_log, fork, share)
 
 
 def _supervised(
@@ -185,9 +185,11 @@ def supervise_node(config: RunConfig, share: Share, fork: bool = False) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     log_path = config.output / "logs" / share.log_name()
     log_path.parent.mkdir(exist_ok=True)
-    with hold_run_lock(folder) as run_lock, log_path.open("a", encoding="utf-8") as node_log:
-        if busy := busy_ports(config, share.actors):
-            raise ConfigError(*busy)
+    with (
+        hold_run_lock(folder) as run_lock,
+        log_path.open("a", encoding="utf-8") as node_log,
+        claimed_ports(config, share.actors),
+    ):
         return _supervised(config, write_resolved(config, folder), run_lock, node_log, fork, share)
 
 

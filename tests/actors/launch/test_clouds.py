@@ -27,7 +27,7 @@ def job(folder: Path, nodes: int = 3, *overrides: str) -> Job:
 def test_a_task_asks_for_the_nodes_of_the_run(tmp_path: Path, nodes: int) -> None:
     """Numbers, GPUs, cores, memory and image, in the keys of each system."""
     sky = yaml.safe_load(skypilot.task(job(tmp_path, nodes)))
-    assert (sky["name"], sky["num_nodes"]) == ("math-1", nodes)
+    assert (sky["name"], sky["num_nodes"]) == ("math-1-e43c94", nodes)
     assert sky["resources"] == {
         "accelerators": "H100:8", "cpus": "32+", "memory": "256+", "image_id": "docker:registry/grpo-actors:0.1.0",
     }  # fmt: skip
@@ -79,7 +79,7 @@ def test_skypilot_wants_the_name_of_the_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("submit", "program", "words"),
     [
-        (skypilot.submit, "sky", ["launch", "-y", "-d", "-c", "math-1"]),
+        (skypilot.submit, "sky", ["launch", "-y", "-d", "-c", "math-1-e43c94"]),
         (dstack.submit, "dstack", ["apply", "-y", "-d", "-f"]),
     ],
 )
@@ -99,7 +99,7 @@ def test_the_program_of_the_system_gets_the_task(
     told = submit(found)
     assert [line.split()[0] for line in told.splitlines()] == ["watch:", "stop:", "resume:"]
     assert (tmp_path / "words").read_text().split()[: len(words)] == words
-    assert yaml.safe_load((tmp_path / "task").read_text())["name"] == "math-1"
+    assert yaml.safe_load((tmp_path / "task").read_text())["name"] == "math-1-e43c94"
     stand_in.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(ConfigError, match="fails; its words are above"):
         submit(found)

@@ -1,6 +1,7 @@
 """JobSet and LeaderWorkerSet, held strictly against the fields of their published definitions; no cluster is asked."""
 
 import copy
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ def test_a_jobset_has_a_pod_per_node_and_nothing_that_its_definition_lacks(tmp_p
     )
     for spec in groups.values():
         listed = _variable(spec, "NODES")["value"].split(",")
-        assert listed == ["math-1-packer-0-0.math-1", *(f"math-1-node-0-{i}.math-1" for i in range(nodes - 1))]
+        places = ["packer-0-0", *(f"node-0-{i}" for i in range(nodes - 1))]
+        assert listed == [f"math-1-e43c94-{place}.math-1-e43c94" for place in places]
         assert spec["parallelism"] == spec["completions"]
         assert _container(spec)["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert load_config(tmp_path / "run.yaml").launch.nodes == nodes
@@ -61,7 +63,7 @@ def test_engines_over_several_nodes_are_a_leader_worker_set(tmp_path: Path, node
     assert (options["--tensor-parallel-size"], options["--nnodes"], options["--host"]) == ("16", "2", "0.0.0.0")
     assert {"--enable-scale-out", "--logprobs-mode"} <= set(leader["command"])
     packer = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert f'"http://math-1-engine-{number - 1}.math-1-engine:8100"]' in _container(packer)["command"][2]
+    assert f'"http://math-1-e43c94-engine-{number - 1}.math-1-e43c94-engine:8100"]' in _container(packer)["command"][2]
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "LeaderWorkerSet"])
@@ -89,8 +91,8 @@ def test_ranks_of_the_other_pods_count_on_over_the_packers(tmp_path: Path, packe
     spec = objects(job(tmp_path, 8, 2, (f"launch.place={{packer: [{packer}]}}",)))["JobSet"]["spec"]
     groups = {group["name"]: group["template"]["spec"] for group in spec["replicatedJobs"]}
     names = _variable(groups["node"], "NODES")["value"].split(",")
-    assert names[packer] == "math-1-packer-0-0.math-1"
-    assert names[rank] == f"math-1-node-0-{index}.math-1"
+    assert names[packer] == "math-1-e43c94-packer-0-0.math-1-e43c94"
+    assert names[rank] == f"math-1-e43c94-node-0-{index}.math-1-e43c94"
     environment = {"NODE_INDEX": str(index), "NODES": ",".join(names), "POD_IP": "10.1.2.3", "PATH": "/usr/bin:/bin"}
     command = _container(groups["node"])["command"]
     text = command[2].replace("exec actors", "echo")
@@ -141,7 +143,7 @@ def test_kubectl_gets_the_objects_and_its_refusal_is_told(tmp_path: Path, monkey
     told = kubernetes.submit(found).splitlines()
     assert told[0] == "jobset apply -f -"
     assert [line.split()[0] for line in told[1:]] == ["watch:", "stop:", "resume:"]
-    assert 'math-1 --type=merge -p \'{"spec":{"suspend":true}}\'' in told[2]
+    assert 'math-1-e43c94 --type=merge -p \'{"spec":{"suspend":true}}\'' in told[2]
     assert (tmp_path / "got").read_text() == kubernetes.manifests(found)
     kubectl.write_text("#!/bin/sh\necho 'no matches for kind JobSet' >&2\nexit 1\n")
     with pytest.raises(ConfigError, match="kubectl apply fails: no matches for kind JobSet"):
@@ -157,10 +159,12 @@ def test_pods_without_anything_that_computes_ask_for_no_gpu(tmp_path: Path) -> N
 
 
 def test_names_are_those_that_the_api_allows(tmp_path: Path) -> None:
-    """Of a run named with capitals, points and digits."""
+    """Of a run named with capitals, points and digits; a digest of output_dir makes it a name of this run alone."""
     for name, expected in (("Math_1", "math-1"), ("7.b", "run-7-b"), ("a", "a"), ("_", "run")):
-        config = load_config(run_yaml(tmp_path, 1), [f"name='{name}'"])
-        assert Job.name_of(config) == expected
+        words = [f"name='{name}'", "output_dir=/shared/a"]
+        config, other = (load_config(run_yaml(tmp_path, 1), [*words, *more]) for more in ([], ["output_dir=/shared/b"]))
+        assert re.fullmatch(rf"{expected}-[0-9a-f]{{6}}", Job.name_of(config))
+        assert Job.name_of(config) != Job.name_of(other)
 
 
 def _container(spec: Tree) -> Tree:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from actors.launch.placement import Node, addresses, place, table
+from actors.launch.placement import CONTROL_PORTS, FIRST_CONTROL_PORT, Node, addresses, control_port, place, table
 from actors.ops.device_plan import Actor, actors_of, parse_actors, plan_devices
 from actors.process.devices import Gpu
 from schemas.config import RunConfig
@@ -146,15 +146,26 @@ def test_every_process_is_placed_once_and_each_node_has_its_gpus(number: int) ->
 def test_addresses_of_a_node() -> None:
     """The packer binds to its own number, the others are told its name; one node alone keeps its Unix sockets."""
     config = run()
+    port = control_port(config)
     nodes = place(config, ["a", "b"])
     assert addresses(config, nodes, 0, "10.0.0.1") == [
-        "bus.control=tcp://10.0.0.1:5555", "bus.host=10.0.0.1", "inference.host=10.0.0.1",
+        f"bus.control=tcp://10.0.0.1:{port}", "bus.host=10.0.0.1", "inference.host=10.0.0.1",
     ]  # fmt: skip
-    assert addresses(config, nodes, 1, "10.0.0.2")[0] == "bus.control=tcp://a:5555"
+    assert addresses(config, nodes, 1, "10.0.0.2")[0] == f"bus.control=tcp://a:{port}"
     assert addresses(config, place(config, ["a"]), 0, "10.0.0.1") == []
     six = [Node(0, "fd00::1", (Actor("packer", 0),)), Node(1, "fd00::2", ())]
     other_port = run(bus={"control": "tcp://127.0.0.1:7000"})
     assert addresses(other_port, six, 1, "fd00::2")[0] == "bus.control=tcp://[fd00::1]:7000"
+
+
+def test_runs_on_shared_nodes_have_control_ports_of_their_own() -> None:
+    """A thousand ports: ten runs of one run.yaml share none, or at most one pair of them, and each keeps its port."""
+    configs = [run(output_dir=f"/shared/{number}") for number in range(10)]
+    ports = [control_port(config) for config in configs]
+    assert len(set(ports)) >= 9
+    assert all(FIRST_CONTROL_PORT <= port < FIRST_CONTROL_PORT + CONTROL_PORTS for port in ports)
+    assert ports == [control_port(config) for config in configs]
+    assert control_port(run(name="other", output_dir="/shared/0")) != ports[0]
 
 
 def test_the_table_has_a_line_per_node() -> None:

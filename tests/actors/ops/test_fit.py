@@ -4,14 +4,12 @@ import ast
 import json
 import re
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.ops import fit
-from actors.ops.fit import busy_ports
 from actors.ops.functions import definition_of, signature_findings
 from actors.ops.preflight import preflight
 from actors.process import devices
@@ -19,7 +17,6 @@ from schemas import limits
 from schemas.config import RunConfig, check_tree
 from schemas.errors import ConfigError
 from tests.conftest import ModelFolder
-from tests.ports import free_port
 from tests.ring.harness import ring_config
 
 REWARDS = """
@@ -234,20 +231,6 @@ def test_vllm_that_is_not_installed_is_found(run: Any, monkeypatch: Any) -> None
     )
     attached = {"engine": {"type": "vllm", "urls": ["http://h:1"]}}
     assert preflight(run(inference=attached), starts=False) == []
-
-
-def test_ports_that_are_in_use_are_named_with_the_key_they_follow_from(tmp_path: Path) -> None:
-    """Five actors take five ports from telemetry.metrics_port on; the fourth is bound by somebody."""
-    with socket.socket() as taken:
-        port = free_port()  # in a block of ours: one that the system hands out could be somebody's again at once
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        config = ring_config(tmp_path, telemetry={"metrics_port": port - 3})
-        found = [words for words in busy_ports(config) if f":{port} " in words]
-        (words,) = found
-        assert words.startswith(f"telemetry.metrics_port: 127.0.0.1:{port} is in use (`actors up` gives its actors ")
-        assert f"the ports from {port - 3} on" in words
-    assert not [words for words in busy_ports(config) if f":{port} " in words]
 
 
 def test_an_expression_that_names_no_module_is_told_before_the_start(run: Any) -> None:

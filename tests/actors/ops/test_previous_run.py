@@ -9,8 +9,10 @@ import pytest
 from actors.learner.checkpoints import CheckpointFolder
 from actors.learner.fake import FakeLearner
 from actors.ledger import Changes, Step, Store
-from actors.ops.previous_run import done_at, newest_checkpoint, run_so_far
+from actors.ops.previous_run import check_ledger_is_own, done_at, newest_checkpoint, run_so_far
 from schemas.config import RunConfig, dump_config
+from schemas.config.resume import as_tree
+from schemas.errors import ConfigError
 from tests.ring.harness import ring_config
 
 
@@ -84,3 +86,21 @@ def test_configuration_of_the_run_so_far_counts_while_there_is_its_ledger(tmp_pa
     assert run_so_far(config) == {}
     config.ledger_path.touch()
     assert run_so_far(config)["trainer"]["max_steps"] == 5
+
+
+def test_a_ledger_of_another_run_is_refused_and_that_of_a_moved_run_is_not(tmp_path: Path) -> None:
+    """Two runs of one run.yaml with `ledger.path`, one after the other, in folders of their own."""
+    sections = {"ledger": {"path": str(tmp_path / "shared.sqlite")}}
+    first, second = (ring_config(tmp_path / name, **sections) for name in "ab")
+    check_ledger_is_own(first)
+    first.output.mkdir(parents=True)
+    (first.output / "config.resolved.yaml").write_text(dump_config(first))
+    store = Store(first.ledger_path)
+    store.commit(Changes(values={"config": as_tree(first)}), {})
+    store.close()
+    check_ledger_is_own(first)
+    with pytest.raises(ConfigError, match=rf"^ledger.path: \S+ is the ledger of the run in {first.output}; "):
+        check_ledger_is_own(second)
+    second.output.parent.mkdir()
+    first.output.rename(second.output)
+    check_ledger_is_own(second)

@@ -1,0 +1,85 @@
+"""The command `actors report`: a run's files to the page."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from actors.ops.compare.figures import figures_of
+from actors.ops.previous_run import read_left
+from actors.ops.report.page import CURVES, Content, page
+from actors.ops.report.picks import picked
+from actors.ops.view.diagnostics import dealt_with
+from actors.ops.view.limits import limits
+from actors.ops.view.result import result
+from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES, replace
+from actors.telemetry.tail import Tail
+from actors.telemetry.totals import is_number
+from schemas.config import RunConfig, dump_config
+from schemas.errors import ConfigError
+
+REPORT = "report.html"
+"""Name of the file in output_dir where no other is given."""
+
+
+def write_report(config: RunConfig, path: Path | None, num_picks: int, price: float | None) -> Path:
+    """Write the report of a run, which may be done, under way or dead; return its path.
+
+    Args:
+        config: configuration of the run.
+        path: file to write; None: REPORT in output_dir.
+        num_picks: completions of each choice.
+        price: price of an hour of the run; None: not given.
+
+    Raises:
+        ConfigError: the run's files can't be read, or the file can't be written.
+    """
+    target = config.output / REPORT if path is None else path
+    text = page(content_of(config, num_picks, price))
+    try:
+        replace(target, text)
+    except OSError as error:
+        raise ConfigError(f"--output: {target} can't be written: {error.strerror}") from error
+    return target
+
+
+def content_of(config: RunConfig, num_picks: int, price: float | None) -> Content:
+    """Return the content of a report from the run's files. Arguments: as `write_report`."""
+    summary, progress = read_left(config, "summary.json"), read_left(config, "progress.json")
+    return Content(
+        figures_of(config.output),
+        columns_of(config.output),
+        picked(_groups(config.output), num_picks),
+        yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True),
+        dump_config(config),
+        result(summary) if summary else (),
+        limit_words(progress),
+        dealt_with(progress) if progress else (),
+        summary,
+        price,
+    )
+
+
+def columns_of(output: Path) -> dict[str, dict[int, float]]:
+    """Return the value by step of each column of CURVES."""
+    found: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    for line in Tail(output / "metrics.jsonl").new():
+        for name, values in found.items():
+            if is_number(value := line.get(name)):
+                values[int(line["step"])] = float(value)
+    return found
+
+
+def limit_words(progress: Mapping[str, Any]) -> list[str]:
+    """Return what limited the newest steps and the key to change, in words; empty if that is not known."""
+    if not progress.get("queues"):
+        return []
+    limit = limits({**progress, "phase": "running", "missing": [], "eval_open": 0})
+    change = [f"Change: {limit.change}"] if limit.change else []
+    return [f"{limit.stage}: {limit.because}", *change]
+
+
+def _groups(output: Path) -> Iterator[dict[str, Any]]:
+    for name in (OLDER_SAMPLES, SAMPLES):
+        yield from Tail(output / name).new()
