@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from actors.cli import main
+from actors.ledger import LedgerReader
 from tests.actors.view.conftest import Make
 from tests.ring.harness import ring, ring_config, wait_until
 
@@ -62,8 +63,9 @@ def test_the_files_of_real_actors_are_shown(tmp_path: Path) -> None:
     config = ring_config(tmp_path, trainer={"max_steps": 4, "checkpoint": {"interval": 2}})
     with ring(config) as made:
         made.start().wait()
-        store = made.packer.store
-        rows = {row.ordinal: row for row in store.groups()}
+    ledger = LedgerReader.of(config.ledger_path)
+    rows = {row.ordinal: row for row in ledger.groups()}
+    ledger.close()
     viewed = ViewedRun(config, tmp_path / "cache")
     try:
         trained = {ordinal for ordinal, row in rows.items() if row.step is not None}
@@ -73,15 +75,21 @@ def test_the_files_of_real_actors_are_shown(tmp_path: Path) -> None:
             return page if {one["ordinal"] for one in page if one["completions"]} >= trained else []
 
         listed = wait_until(known, "the groups of all steps")
-        assert {group["ordinal"] for group in listed} == {ordinal for ordinal in rows if ordinal >= 0}
+        # groups of compacted steps are listed too, if samples.jsonl has them
+        assert {group["ordinal"] for group in listed} >= {ordinal for ordinal in rows if ordinal >= 0}
         assert viewed.overview()["state"] == "done"
         assert viewed.curves(["reward_mean"])["steps"] == [1, 2, 3, 4]
-        for group in listed:
-            if group["step"] is None:
-                continue
-            whole = viewed.group(group["ordinal"])
+        for ordinal in trained:
+            (group,) = [one for one in listed if one["ordinal"] == ordinal]
+            whole = viewed.group(ordinal)
             assert [one["reward"] for one in whole["completions"]] == group["rewards"]
-            assert viewed.trajectory(group["ordinal"], 0)["completion"]["text"] == whole["completions"][0]["text"]
+            one = viewed.trajectory(ordinal, 0)
+            assert one["completion"]["text"] == whole["completions"][0]["text"]
+            tokens = viewed.tokens(ordinal, one["samples"][0]["sample"], 0, 1000)
+            assert len(tokens["id"]) == one["samples"][0]["tokens"] > 0
+            assert "shown by their numbers" in tokens["tokenizer"]  # the fake engine has no tokenizer
+            packed = [row for rank in viewed.step(group["step"])["packing"]["ranks"] for row in rank["rows"]]
+            assert ordinal in {sample["ordinal"] for row in packed for sample in row["samples"]}
         evaluations = viewed.groups(Query(purpose="eval"))["groups"]
         assert evaluations
     finally:
