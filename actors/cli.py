@@ -213,6 +213,11 @@ def _parser() -> argparse.ArgumentParser:
         help="best, worst and random completions (default: 4 of each)",
     )
     report.add_argument("--price", type=float, metavar="PRICE", help="price of an hour of the run, for its costs")
+    viewed = add("view", _view, "Show runs in a browser: overview, groups, trajectories, tokens, steps.", config=False)
+    viewed.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
+    viewed.add_argument("--host", default="127.0.0.1", help="address to serve at; beyond loopback with a token")
+    viewed.add_argument("--port", type=int, default=8420, help="port to serve at; 0: any free one (default: 8420)")
+    viewed.add_argument("--cache", type=Path, metavar="DIR", help="folder for catalogues (default: ~/.cache)")
     samples = add("samples", _samples, "Show sampled completions or conversations with rewards.", config=False)
     samples.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     samples.add_argument("--step", type=int, help="only this step (default: the last one)")
@@ -554,6 +559,12 @@ def _report(arguments: argparse.Namespace) -> int:
     config = config_of(arguments.output_dir, [])
     print(f"wrote {write_report(config, arguments.output, arguments.num, arguments.price)}")
     return 0
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    from actors.view.command import serve
+
+    return serve(arguments.runs, arguments.host, arguments.port, arguments.cache)
 
 
 def _samples(arguments: argparse.Namespace) -> int:

@@ -111,24 +111,35 @@ class LedgerReader:
 
     def groups(self) -> list[Group]:
         """Return all rows, by ascending ordinal."""
-        found = []
-        for row in self.database.execute("SELECT * FROM groups ORDER BY ordinal"):
-            # the columns in the order of SCHEMA; from `failures` on they are the last fields of Group
-            ordinal, label, index, key, seed, size, min_version, lineage, version, state, attempt, outcome, *rest = row
-            policy = None if lineage is None else PolicyVersion(lineage=lineage, version=version)
-            asked = (ordinal, ExampleRef(label, index, key), seed, size, min_version, policy)
-            found.append(Group(*asked, GroupState(state), attempt, AttemptOutcome(outcome), *rest))
-        return found
+        return [_group_of(row) for row in self.database.execute("SELECT * FROM groups ORDER BY ordinal")]
+
+    def group(self, ordinal: int) -> Group | None:
+        """Return a row; None if there is none, or if it is compacted."""
+        row = self.database.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+        return None if row is None else _group_of(row)
+
+    def groups_from(self, origin: int) -> list[int]:
+        """Return the ordinals of the groups that were issued in place of a group, ascending."""
+        query = "SELECT ordinal FROM groups WHERE origin = ? ORDER BY ordinal"
+        return [ordinal for (ordinal,) in self.database.execute(query, (origin,))]
 
     def steps(self) -> list[Step]:
         """Return all composed steps in order, without compacted ones."""
-        found = []
-        for (text,) in self.database.execute("SELECT record FROM steps ORDER BY step"):
-            record = json.loads(text)
-            dropped = tuple(DroppedOrdinal(**d) for d in record["dropped"])
-            ordinals, digests = tuple(record["ordinals"]), tuple(record["digests"])
-            found.append(Step(record["step"], ordinals, dropped, digests, record["chain"]))
-        return found
+        return [_step_of(text) for (text,) in self.database.execute("SELECT record FROM steps ORDER BY step")]
+
+    def step(self, number: int) -> Step | None:
+        """Return a composed step; None if there is none, or if it is compacted."""
+        row = self.database.execute("SELECT record FROM steps WHERE step = ?", (number,)).fetchone()
+        return None if row is None else _step_of(row[0])
+
+    def payload_bytes(self, ordinals: Iterable[int]) -> int:
+        """Return the bytes of the stored payloads of groups; a missing payload counts nothing."""
+        total = 0
+        for ordinal in ordinals:
+            row = self.database.execute("SELECT LENGTH(frames) FROM payloads WHERE ordinal = ?", (ordinal,)).fetchone()
+            place = self.database.execute("SELECT lengths FROM places WHERE ordinal = ?", (ordinal,)).fetchone()
+            total += (row[0] if row else 0) + (sum(json.loads(place[0])) if place else 0)
+        return total
 
     def digests(self) -> dict[int, str]:
         """Return the payload digests by ordinal, without payloads to be deleted."""
@@ -201,6 +212,23 @@ class LedgerReader:
     def close(self) -> None:
         """Close the file."""
         self.database.close()
+
+
+def _group_of(row: Sequence[Any]) -> Group:
+    """Return the group of a row with the columns in the order of SCHEMA."""
+    # from `failures` on the columns are the last fields of Group
+    ordinal, label, index, key, seed, size, min_version, lineage, version, state, attempt, outcome, *rest = row
+    policy = None if lineage is None else PolicyVersion(lineage=lineage, version=version)
+    asked = (ordinal, ExampleRef(label, index, key), seed, size, min_version, policy)
+    return Group(*asked, GroupState(state), attempt, AttemptOutcome(outcome), *rest)
+
+
+def _step_of(text: str) -> Step:
+    """Return the step of a record."""
+    record = json.loads(text)
+    dropped = tuple(DroppedOrdinal(**d) for d in record["dropped"])
+    ordinals, digests = tuple(record["ordinals"]), tuple(record["digests"])
+    return Step(record["step"], ordinals, dropped, digests, record["chain"])
 
 
 class Store(LedgerReader):

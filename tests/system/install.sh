@@ -14,6 +14,7 @@ need slurmctld slurmctld
 need slurmd slurmd
 need srun slurm-client
 need munged munge
+need chromium chromium
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" -eq 0 ]; then

@@ -1,0 +1,231 @@
+"""A run that is shown: all questions about it, each answered from its files, and the thread that keeps its catalogue.
+
+Every method reads the files at the moment of the call, so a run that grows is shown as it is. Methods may be called
+from several threads.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES
+from actors.view import recorded
+from actors.view.catalogue import Catalogue, connect, read_line
+from actors.view.curves import POINTS, Curves
+from actors.view.groups import Value, of_line, of_payload
+from actors.view.listing import Listing, Query
+from actors.view.overview import newest_view, overview, state_of
+from actors.view.plain import conversation
+from actors.view.tokens import decoder, samples_of, token_rows
+from bus import threads
+from schemas.config import RunConfig
+from schemas.errors import ConfigError
+
+IDLE_SECONDS = 1.0
+"""Seconds between two looks at the files of a run that does not grow."""
+PAUSES = {"lines": 0.1, "rows": 0.1, "payloads": 3.0}
+"""Pause after a piece of work, in multiples of its own time. Payloads are large, and the run may need the disk."""
+STOP_SECONDS = 10.0
+"""Longest wait of `close` for the piece of work under way."""
+SIDE_BY_SIDE_CHARACTERS = 6000
+"""Characters of a text on the page of a group; the page of a trajectory has all of them."""
+
+
+class MissingError(Exception):
+    """A page asks for something that the run does not have; the text says what is missing."""
+
+
+class ViewedRun:
+    """Reader of a run.
+
+    Args:
+        config: configuration of the run.
+        cache: folder of the catalogues.
+
+    Raises:
+        ConfigError: the catalogue can't be made.
+    """
+
+    def __init__(self, config: RunConfig, cache: Path) -> None:
+        self.config, self.name = config, config.name
+        self._curves = Curves(config.output / "metrics.jsonl")
+        self._reading = threading.Lock()
+        """Held while the curves are read or brought up to date."""
+        self._catalogue = Catalogue(config, cache)
+        self._stop = threading.Event()
+        self._problem = ""
+        """Reason for which the catalogue is not kept up to date now; empty if it is."""
+        self._thread = threads.start_helper("catalogue", self._keep)
+
+    def close(self) -> None:
+        """Stop keeping the catalogue."""
+        self._stop.set()
+        self._thread.join(STOP_SECONDS)
+        if not self._thread.is_alive():
+            self._catalogue.close()
+
+    def _keep(self) -> None:
+        """Bring the catalogue up to date, again and again, with a low priority."""
+        # of this thread alone: pages are answered at once meanwhile
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while not self._stop.is_set():
+            started, work = time.monotonic(), None
+            try:
+                work = self._catalogue.update()
+                self._problem = ""
+            except Exception as error:  # noqa: BLE001 - a file that is replaced or removed meanwhile; the page shows it
+                self._problem = f"{type(error).__name__}: {error}"
+            pause = IDLE_SECONDS if work is None else PAUSES[work] * (time.monotonic() - started)
+            self._stop.wait(pause)
+
+    # --- the run --------------------------------------------------------------------------------------------------
+
+    def headline(self) -> Value:
+        """Return name, folder, state and step, for the list of runs."""
+        view, alive, age = newest_view(self.config)
+        with self._curves_of_now() as curves:
+            step = max(view.progress.get("step", 0), curves.last)
+        last = view.progress.get("max_steps") or self.config.trainer.max_steps
+        facts = {"name": self.name, "output": str(self.config.output), "state": state_of(view, alive), "alive": alive}
+        return facts | {"age": age, "step": step, "max_steps": last}
+
+    def overview(self) -> Value:
+        """Return all values of the page of the run."""
+        counts = recorded.counts_of(self.config)
+        with self._curves_of_now() as curves:
+            return overview(self.config, curves, counts)
+
+    def curves(self, names: list[str], points: int = POINTS) -> Value:
+        """Return columns of metrics.jsonl, thinned."""
+        with self._curves_of_now() as curves:
+            return curves.table(names, points)
+
+    def step(self, number: int) -> Value:
+        """Return the values of a step, its groups, and its packing.
+
+        Raises:
+            MissingError: the run has no such step.
+        """
+        with self._curves_of_now() as curves:
+            line, last = curves.line(number), curves.last
+        with recorded.opened(self.config) as ledger:
+            packing = recorded.packing_of(ledger, number, self.config)
+        if not line and not packing.get("ordinals"):
+            raise MissingError(f"step {number}: the run has steps 1 to {last}" if last else "the run has no step yet")
+        return {"step": number, "last": last, "values": line, "packing": packing}
+
+    @contextmanager
+    def _curves_of_now(self) -> Iterator[Curves]:
+        with self._reading:
+            self._curves.update()
+            yield self._curves
+
+    # --- groups ---------------------------------------------------------------------------------------------------
+
+    def groups(self, query: Query) -> Value:
+        """Return a page of the list of groups."""
+        with self._listing() as listing:
+            return listing.page(query)
+
+    def facts(self) -> Value:
+        """Return the values that filters can name, and how much of the files the catalogue has."""
+        with self._listing() as listing:
+            return listing.facts() | {"problem": self._problem}
+
+    @contextmanager
+    def _listing(self) -> Iterator[Listing]:
+        with closing(connect(self._catalogue.path)) as database, recorded.opened(self.config) as ledger:
+            # one state of the catalogue for all queries: a table of texts may be dropped meanwhile
+            database.execute("BEGIN")
+            yield Listing(self.config, database, ledger)
+
+    def group(self, ordinal: int) -> Value:
+        """Return a group with its completions, long texts cut.
+
+        Raises:
+            MissingError: neither the ledger nor samples.jsonl has it.
+        """
+        group = self._group(ordinal)
+        for one in group["completions"]:
+            one["cut"] = len(one["text"]) > SIDE_BY_SIDE_CHARACTERS
+            one["text"] = one["text"][:SIDE_BY_SIDE_CHARACTERS]
+            for message in one.get("messages", ()):
+                if isinstance(message.get("content"), str) and len(message["content"]) > SIDE_BY_SIDE_CHARACTERS:
+                    message["content"], one["cut"] = message["content"][:SIDE_BY_SIDE_CHARACTERS], True
+        return group | {"prompt": conversation(group["prompt"])}
+
+    def life(self, ordinal: int) -> Value:
+        """Return a group's life out of the ledger."""
+        with recorded.opened(self.config) as ledger:
+            return {"ordinal": ordinal} | recorded.life_of(ledger, ordinal, self.config)
+
+    def trajectory(self, ordinal: int, completion: int) -> Value:
+        """Return a completion with all its messages, and the number of samples whose tokens are there.
+
+        Raises:
+            MissingError: there is no such group, or it has fewer completions.
+        """
+        group = self._group(ordinal)
+        if not 0 <= completion < len(group["completions"]):
+            raise MissingError(f"completion {completion}: group {ordinal} has {len(group['completions'])}")
+        one = group["completions"][completion]
+        if "messages" not in one:
+            role = "" if isinstance(group["prompt"], str) else "assistant"
+            one["messages"] = [{"role": role, "content": one["text"]}]
+        with recorded.opened(self.config) as ledger:
+            payload, words = recorded.tokens_of(ledger, ordinal, self.config)
+        samples = [] if payload is None else samples_of(payload, completion)
+        shared = {name: group[name] for name in ("ordinal", "step", "purpose", "environment", "columns", "versions")}
+        return shared | {
+            "prompt": conversation(group["prompt"]),
+            "completions": len(group["completions"]),
+            "completion": one,
+            "samples": samples,
+            "tokens_words": words,
+        }
+
+    def tokens(self, ordinal: int, sample: int, start: int, count: int) -> Value:
+        """Return tokens of a sample of a group.
+
+        Raises:
+            MissingError: the ledger has no tokens of the group, or the group no such sample.
+        """
+        with recorded.opened(self.config) as ledger:
+            payload, words = recorded.tokens_of(ledger, ordinal, self.config)
+        if payload is None:
+            raise MissingError(words)
+        decode, reason = decoder(self.config)
+        try:
+            rows = token_rows(payload, sample, self.config, decode, start, count)
+        except ConfigError as error:
+            raise MissingError("; ".join(error.problems)) from error
+        return rows | {"tokenizer": reason, "words": words}
+
+    def _group(self, ordinal: int) -> Value:
+        """Return a group from the ledger if it has the payload, else from samples.jsonl."""
+        with recorded.opened(self.config) as ledger:
+            payload, words = recorded.tokens_of(ledger, ordinal, self.config)
+            row = None if ledger is None else ledger.group(ordinal)
+        if payload is not None:
+            version = None if row is None or row.policy is None else row.policy.version
+            step = None if row is None else row.step if row.step is not None else version
+            state = None if row is None else str(row.state)
+            return of_payload(payload, step) | {"state": state, "words": words}
+        line = self._line(ordinal)
+        if line is None:
+            raise MissingError(f"group {ordinal}: samples.jsonl has no such group, and {words}")
+        return of_line(line) | {"state": None if row is None else str(row.state), "words": words}
+
+    def _line(self, ordinal: int) -> dict[str, Any] | None:
+        query = "SELECT start, length, digest FROM groups WHERE ordinal = ? AND source = 'line'"
+        with closing(connect(self._catalogue.path)) as database:
+            row: sqlite3.Row | None = database.execute(query, (ordinal,)).fetchone()
+        if row is None:
+            return None
+        found = (read_line(self.config.output / name, *row) for name in (SAMPLES, OLDER_SAMPLES))
+        return next((record for record in found if record is not None), None)

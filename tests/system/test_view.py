@@ -1,0 +1,308 @@
+"""The pages of `actors view` in a real headless Chromium.
+
+Every page, every filter, keys, both themes, narrow windows, a run that grows, a dead run, and hostile texts. Pictures
+of all pages go to the folder that VIEW_PICTURES names.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from actors.telemetry import writer
+from tests.actors.view.runs import MadeGroup, MadeRun, made_config
+from tests.system.chromium import Page, browser
+from tests.system.tools import tool
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+HOSTILE = [
+    "<script>window.hit = 1</script><img src=x onerror='window.hit = 2'><svg onload='window.hit = 3'>",
+    "</pre></div><iframe srcdoc='<script>parent.hit = 4</script>'></iframe><a href='javascript:window.hit = 5'>x</a>",
+    "\u202eevil \u2066\u200f\ufeff right to left \x1b[31mred\x07 and אבג",
+    "x" * (1 << 20),
+]
+STEERING = re.compile("[\x07\x1b\u200f\u202e\u2066\ufeff]")
+"""Characters of these texts that are written out, since they are invisible or turn the line."""
+NARROW, WIDE = 360, 1280
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    """The browser's program."""
+    return tool("chromium", "apt-get install chromium")
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for what is written."""
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 60.0)
+
+
+@contextmanager
+def viewing(folder: Path, *runs: MadeRun) -> Iterator[str]:
+    """The address of the program `actors view` about these runs."""
+    outputs = [str(run.config.output) for run in runs]
+    command = [sys.executable, "-m", "actors", "view", *outputs, "--port", "0", "--cache", str(folder / "cache")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120.0) == 0
+
+
+def make_runs(folder: Path) -> tuple[MadeRun, MadeRun, MadeRun]:
+    """A living run with all that a page can show, a dead one, and one of hostile texts."""
+    alive, dead = (MadeRun(made_config(folder / name, name)) for name in ("alpha", "beta"))
+    hostile = MadeRun(made_config(folder / "gamma", "gamma", packer={"sequence_len": 2 << 20, "groups_per_step": 1}))
+    for run, steps in ((alive, 18), (dead, 26)):
+        for step in range(steps):
+            if step % 8 == 0:
+                run.add_evaluation(step)
+            run.add_step(sampled=2, dropped=int(step % 8 == 5))
+        run.save(8)
+    hostile.add_step(groups=[MadeGroup("a <b>hostile</b> prompt", HOSTILE, [1.0, 0.0, 0.0, 0.0])])
+    alive.add_issued(failures=1)
+    # ahead of its time, so that it is alive however long the test takes
+    alive.report(age=-3600.0)
+    dead.report(age=4000.0)
+    return alive, dead, hostile
+
+
+async def check(page: Page, address: str) -> None:
+    """Nothing went wrong: no error, no code out of a text, no request to another host, no control without a name."""
+    assert page.errors == []
+    assert await page.value("window.hit") is None
+    assert await page.value("document.querySelectorAll('main script, main iframe, main img, main object').length") == 0
+    hosts = {urllib.parse.urlsplit(request).netloc for request in page.requests if request.startswith("http")}
+    assert hosts <= {urllib.parse.urlsplit(address).netloc}
+    assert await page.unnamed() == []
+    assert await page.value("document.querySelectorAll('h1').length") == 1
+
+
+async def picture(page: Page, name: str) -> None:
+    """A picture of the whole page, for people."""
+    if folder := os.environ.get("VIEW_PICTURES"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        await page.picture(Path(folder) / f"{name}.png", whole=True)
+
+
+PAGES = {
+    "overview": "?runs=0,1",
+    "groups": "?page=groups&run=0",
+    "search": "?page=groups&run=0&text=step+by&reward_min=1",
+    "group": "?page=group&run=0&group=20",
+    "hostile": "?page=group&run=2&group=0",
+    "trajectory": "?page=trajectory&run=0&group=20&completion=1",
+    "tools": "?page=trajectory&run=0&group=44&completion=1&colour=origin",
+    "step": "?page=step&run=0&step=12",
+}
+
+
+@pytest.mark.usefixtures("patience")
+async def test_every_page_is_drawn_dark_and_light_wide_and_narrow(tmp_path: Path, program: str) -> None:
+    """No page is wider than its window, shows an error, or loads anything of another host."""
+    runs = make_runs(tmp_path)
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            for width, dark in ((WIDE, False), (WIDE, True), (NARROW, False)):
+                await page.size(width, 900, dark)
+                for name, query in PAGES.items():
+                    await page.open(address + query)
+                    if name in ("groups", "search"):
+                        await page.until("document.querySelectorAll('.row').length > 3")
+                    await check(page, address)
+                    assert await page.value("document.documentElement.scrollWidth") <= width, (name, width)
+                    heading = (await page.texts("h1"))[0]
+                    assert "can't be shown" not in heading, name
+                    await picture(page, f"{name}-{width}{'-dark' if dark else ''}")
+            assert await page.value("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
+            await page.size(WIDE, 900, dark=True)
+            assert await page.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 28)"
+            await page.press("t", "t")  # dark, then light, whatever the system prefers
+            assert await page.value("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.usefixtures("patience")
+async def test_the_overview_shows_both_runs_and_follows_the_living_one(tmp_path: Path, program: str) -> None:
+    """What limits it, evaluations, curves of both; a new step appears by itself, and a death is shown."""
+    alive, dead, hostile = make_runs(tmp_path)
+    with viewing(tmp_path, alive, dead) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900)
+            await page.open(address)
+            text = (await page.texts("main"))[0]
+            assert "Limited by sampling" in text
+            assert "the trainer waits 31% of the time" in text
+            assert "it has been killed, is frozen" in text
+            assert await page.texts(".card .badge") == ["running", "stopped"]
+            titles = await page.texts(".chart figcaption")
+            assert {"Mean reward", "Lag, mean of a step", "Exact match, sums"} <= set(titles)
+            assert await page.value("document.querySelectorAll('.chart svg path[stroke]').length") >= 2 * 8
+            await page.point(".chart-picture")
+            assert any("version " in values for values in await page.texts(".chart-values"))
+            alive.add_step()
+            alive.report(age=-3600.0)
+            await page.until("document.querySelector('.card').innerText.includes('19 of 40 steps')")
+            alive.report(age=1000.0)
+            await page.until("document.querySelector('.card .badge').innerText === 'stopped'")
+            assert "runs=1" not in await page.value("location.search")
+            await page.point(".runs label:first-child input", click=True)
+            await page.until("location.search.includes('runs=1')")
+            await page.ready()
+            assert await page.value("document.querySelectorAll('.card').length") == 1
+            await check(page, address)
+    for run in (alive, dead, hostile):
+        run.close()
+
+
+async def fill(page: Page, name: str, value: str) -> None:
+    """Give a filter a value, as a user does."""
+    await page.value(
+        f"(() => {{ const one = document.querySelector('[name={name}]'); one.value = {value!r};"
+        f" one.dispatchEvent(new Event(one.tagName === 'SELECT' ? 'change' : 'input', {{bubbles: true}})); }})()"
+    )
+    quoted = urllib.parse.quote_plus(value)
+    await page.until(
+        f"location.search.includes('{name}={quoted}')" if value else f"!location.search.includes('{name}=')"
+    )
+    await page.ready()
+
+
+async def shown(page: Page) -> list[int]:
+    """Ordinals of the list."""
+    return [int(text.removeprefix("group ")) for text in await page.texts(".row .ordinal")]
+
+
+@pytest.mark.usefixtures("patience")
+async def test_every_filter_narrows_the_list_and_is_in_the_address(tmp_path: Path, program: str) -> None:
+    """A page that is opened by this address shows the same list; pages follow each other without gap or repetition."""
+    runs = make_runs(tmp_path)
+    groups = len(runs[0].store.groups())
+    trajectories = 4 * 18 * 3 + 6  # six of evaluations, of a single completion
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900)
+            await page.open(f"{address}?page=groups&run=0")
+            await page.until(f"document.querySelector('[role=status]').innerText.includes('{trajectories} traj')")
+            await page.open(f"{address}?page=groups&run=0")
+            everything = await shown(page)
+            assert len(everything) == 25
+            for name, value in {
+                "environment": "shop", "state": "dropped", "reason": "stale", "stop": "length", "reward_min": "1.1",
+                "reward_max": "0", "length_min": "80", "length_max": "3", "step_min": "15", "step_max": "3",
+                "text": "Step BY step", "purpose": "eval",
+            }.items():  # fmt: skip
+                await fill(page, name, value)
+                narrowed = await shown(page)
+                assert narrowed, name
+                assert narrowed != everything, name
+                await page.open(await page.value("location.href"))
+                assert await shown(page) == narrowed, name
+                assert await page.value(f"document.querySelector('[name={name}]').value") == value
+                await fill(page, name, "")
+                assert await shown(page) == everything, name
+            await page.point("#older", click=True)
+            await page.until("location.search.includes('before=')")
+            await page.ready()
+            older = await shown(page)
+            assert min(everything) > max(older)
+            assert len(everything) + len(older) >= min(groups, 50) - 1
+            await page.press("p")
+            await page.until("!location.search.includes('before=')")
+            await page.ready()
+            assert await shown(page) == everything
+            await check(page, address)
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.usefixtures("patience")
+async def test_keys_lead_from_the_list_to_a_token(tmp_path: Path, program: str) -> None:
+    """g, j, Enter, n, arrows: a group, its first completion, and what is known of each token."""
+    runs = make_runs(tmp_path)
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900)
+            await page.open(address)
+            await page.press("g")
+            await page.until("document.querySelectorAll('.row').length > 20 && location.search.includes('page=groups')")
+            await page.press("/")
+            assert await page.value("document.activeElement.name") == "text"
+            await page.press("Escape", "j", "j", "j")
+            assert "group" in await page.value("document.activeElement.innerText")
+            ordinal = int((await page.value("document.activeElement.innerText")).split()[1])
+            await page.press("Enter")
+            await page.until(f"document.querySelector('h1').innerText === 'Group {ordinal}'")
+            assert await page.value("document.querySelectorAll('.completion').length") == 4
+            life = await page.texts(".life li")
+            assert [line.split()[0] for line in life][:4] == ["issued", "sampled", "settled", "composed"]
+            await page.press("n")
+            await page.until(f"document.querySelector('h1').innerText === 'Completion 0 of group {ordinal}'")
+            await page.until("document.querySelectorAll('.token').length > 0")
+            completion = 0
+            if await page.value("document.querySelectorAll('.token').length") < 4:  # a number alone
+                completion = 1
+                await page.press("]")
+                await page.until(f"document.querySelector('h1').innerText === 'Completion 1 of group {ordinal}'")
+                await page.until("document.querySelectorAll('.token').length > 4")
+            await page.value("document.querySelector('.token').focus()")
+            detail = (await page.texts(".token-detail"))[0]
+            for words in ("engine's logprob", "probability", "advantage", "version", "in the loss", "not recorded"):
+                assert words in detail
+            before = detail
+            await page.press("ArrowRight")
+            assert (await page.texts(".token-detail"))[0] != before
+            colours = []
+            for by in ("logprob", "advantage", "version", "loss", "turn"):
+                await page.value(
+                    f"(() => {{ const one = document.querySelector('#colour'); one.value = '{by}';"
+                    " one.dispatchEvent(new Event('change', {bubbles: true})); })()"
+                )
+                await page.until(f"location.search.includes('colour={by}')")
+                await page.ready()
+                colours.append(
+                    await page.value("[...document.querySelectorAll('.token')].map((t) => t.style.background).join()")
+                )
+            assert len(set(colours)) >= 3
+            await page.press("]")
+            following = f"Completion {completion + 1} of group {ordinal}"
+            await page.until(f"document.querySelector('h1').innerText === '{following}'")
+            await page.press("s")
+            await page.until("document.querySelector('h1').innerText.startsWith('Step ')")
+            assert await page.value("document.querySelectorAll('.packing-row a').length") == 12
+            await page.press("?")
+            assert await page.value("document.querySelector('#help').open")
+            await check(page, address)
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.usefixtures("patience")
+async def test_hostile_texts_are_shown_as_they_are(tmp_path: Path, program: str) -> None:
+    """Letter by letter on the page of the trajectory; nothing of them has run."""
+    runs = make_runs(tmp_path)
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900)
+            await page.open(f"{address}?page=group&run=2&group=0")
+            await check(page, address)
+            for completion, text in enumerate(HOSTILE):
+                await page.open(f"{address}?page=trajectory&run=2&group=0&completion={completion}")
+                whole = await page.value("[...document.querySelectorAll('.message .text')].at(-1).textContent")
+                assert whole == STEERING.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text)
+                await asyncio.sleep(0.2)  # time for code, were there any
+                await check(page, address)
+    for run in runs:
+        run.close()
