@@ -363,7 +363,7 @@ class TorchLearner:
             ref_kl = Component(micro.ref_kl_weights_T, ref_kl_tokens) if inputs.teacher_logprobs_T is not None else None
             output = mixed_loss(inputs, objective, Component(micro.rl_weights_T, inputs.loss_tokens), ref_kl=ref_kl)
         if self.details is not None and is_first:
-            self.details.keep(part.batch, number, inputs, output.tokens)
+            self.details.record(part.batch, number, inputs, output.tokens)
         # the supervised part of the mixture has a separate backward pass, see `SupervisedExamples`
         loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(part.batch.step))
         loss.backward()  # type: ignore[no-untyped-call]

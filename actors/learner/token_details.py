@@ -78,7 +78,7 @@ class TokenDetailsWriter:
         self._pool = threads.Workers(1, "tokens")
         self._running: Future[None] | None = None
 
-    def keep(self, batch: StepBatch, number: int, inputs: LossInputs, tokens: TokenDetails | None) -> None:
+    def record(self, batch: StepBatch, number: int, inputs: LossInputs, tokens: TokenDetails | None) -> None:
         """Keep the arrays of a micro-batch that has samples of the chosen groups; no others.
 
         A micro-batch that is computed again replaces its values.

@@ -82,6 +82,10 @@ ELSEWHERE = {
     "'up-stdout'": "test_output_that_can_not_be_read_ends_the_run_with_its_error",
     "'flush'": "test_a_process_that_is_to_end_ends_though_its_output_can_not_be_flushed",  # the end is under way
     "'tokens'": "test_a_disk_that_takes_no_values_of_tokens_fails_no_step",  # only with telemetry.token_details
+    "'queue-output'": "test_output_that_can_not_be_read_is_said_to_be_so_and_stops_no_run",  # only with several runs
+    # only in `actors view`, which is no part of a run
+    "'catalogue'": "test_a_catalogue_that_can_not_be_kept_is_said_to_be_so",
+    "'view'": "test_an_answer_that_takes_too_long_ends_in_words",
     # telemetry ends no actor
     "'spans'": "test_an_error_that_nobody_expected_ends_the_recording_and_nothing_else",
     "'parent'": "test_a_process_that_the_kernel_does_not_kill_ends_with_its_parent",  # on other systems than Linux

@@ -219,10 +219,16 @@ class Queue:
 
 def _pass_on(stream: IO[str], target: IO[str], prefix: str, kept: deque[str] | None) -> None:
     """Pass the lines of a run on, until its end; keep the last ones in `kept`."""
-    for line in stream:
-        if kept is not None:
-            kept.append(line)
-        # a closed terminal, or a pipe without a reader, must not end a run
-        with contextlib.suppress(OSError):
-            target.write(f"{prefix}{line}")
-            target.flush()
+    try:
+        for line in stream:
+            if kept is not None:
+                kept.append(line)
+            # a closed terminal, or a pipe without a reader, must not end a run
+            with contextlib.suppress(OSError):
+                target.write(f"{prefix}{line}")
+                target.flush()
+    except Exception as error:  # noqa: BLE001 - the run goes on; what it writes is missing here
+        print(f"{prefix}output can't be read any more: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        # a pipe that nobody reads would stop the run once it is full; a closed one does not
+        stream.close()

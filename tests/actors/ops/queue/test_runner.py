@@ -1,6 +1,7 @@
 """The queue's processes: order, failures, signals, output. A small program stands in for `actors up`."""
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -191,3 +192,16 @@ def test_each_place_sees_its_own_gpus(make: Make, monkeypatch: pytest.MonkeyPatc
         slots_of(real, 2)
     monkeypatch.setattr(runner, "visible_gpus", list)
     assert slots_of(real, 2) == [{}, {}]
+
+
+def test_output_that_can_not_be_read_is_said_to_be_so_and_stops_no_run(tmp_path: Path, capsys: Any) -> None:
+    """The pipe is closed: a run would stand still once a pipe without a reader is full."""
+
+    class Broken(io.StringIO):
+        def __next__(self) -> str:
+            raise OSError(5, "Input/output error")
+
+    broken = Broken()
+    runner._pass_on(broken, sys.stdout, "a: ", None)
+    assert capsys.readouterr().err == "a: output can't be read any more: OSError: [Errno 5] Input/output error\n"
+    assert broken.closed
