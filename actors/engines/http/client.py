@@ -1,5 +1,6 @@
 """HTTP client of the completions API: sends token ids, receives token ids, logprobs and policies."""
 
+import asyncio
 import ssl
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,9 +8,13 @@ from typing import Any
 
 import aiohttp
 
+from actors.engines.http import binary
 from actors.engines.protocol import Completion
 from actors.trajectories.forms import AnswerForm
 from schemas.messages import EnginePeer, Ticket
+
+MAX_BYTES_AT_ONCE = 1 << 16
+"""Largest answer that is read on the event loop. A larger one is read in a thread, so that other requests go on."""
 
 
 class EngineError(Exception):
@@ -80,9 +85,6 @@ class CompletionClient:
             "n": ticket.num_completions,
             "max_tokens": ticket.max_tokens,
             "seed": ticket.seed,
-            # the logprob of each sampled token, without alternatives; null would mean no logprobs
-            "logprobs": 0,
-            "return_token_ids": True,
             **ticket.sampling.model_dump(),
         }
         if stops := list(dict.fromkeys([*ticket.stop, *stop])):
@@ -91,39 +93,46 @@ class CompletionClient:
             body["ignore_eos"] = True
         if form is not None:
             body["answer_form"] = asdict(form)
+        who = f"{engine.name} at {engine.url}"
         answer = await self._post(f"{engine.url}/v1/completions", body, engine.name)
         try:
-            if answer["boot_id"] != engine.boot_id:
-                raise EngineError(f"{engine.name} at {engine.url} has restarted since it was chosen")
-            return [
-                SampledCompletion(
-                    token_ids=choice["token_ids"],
-                    logprobs=choice["logprobs"]["token_logprobs"],
-                    segments=[(start, lineage, version) for start, lineage, version in choice["segments"]],
-                    finish_reason=choice["finish_reason"],
-                    text=choice["text"],
-                )
-                for choice in answer["choices"]
-            ]
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(f"{engine.name} at {engine.url} answered no completions: {error!r}") from None
+            if len(answer) > MAX_BYTES_AT_ONCE:
+                boot_id, completions = await asyncio.to_thread(binary.decode, answer)
+            else:
+                boot_id, completions = binary.decode(answer)
+        except ValueError as error:
+            raise EngineError(f"{who} answered no completions: {error}") from None
+        if boot_id != engine.boot_id:
+            raise EngineError(f"{who} has restarted since it was chosen")
+        return [
+            SampledCompletion(
+                token_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                segments=completion.segments,
+                finish_reason=completion.finish_reason,
+                text=text,
+            )
+            for completion, text in completions
+        ]
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
 
-    async def _post(self, url: str, body: dict[str, Any], name: str) -> Any:
+    async def _post(self, url: str, body: dict[str, Any], name: str) -> bytes:
         try:
-            async with self._session.post(url, json=body) as response:
+            async with self._session.post(url, json=body, headers={"Accept": binary.CONTENT_TYPE}) as response:
                 if response.status >= 500:
                     raise EngineError(f"{name} at {url}: HTTP {response.status}: {(await response.text())[:200]}")
                 if response.status >= 400:
                     raise RequestRefusedError(
                         f"{name} at {url}: HTTP {response.status}: {(await response.text())[:300]}"
                     )
-                return await response.json()
+                if response.content_type != binary.CONTENT_TYPE:
+                    raise EngineError(f"{name} at {url} answered {response.content_type}, not {binary.CONTENT_TYPE}")
+                return await response.read()
         except TimeoutError:
             raise EngineError(f"{name} at {url} did not answer in time (inference.request_timeout)") from None
         except (aiohttp.ClientError, ValueError) as error:
-            # ValueError: the body is not JSON
+            # ValueError: text of an error in no known encoding
             raise EngineError(f"{name} at {url}: {type(error).__name__}: {error}") from None

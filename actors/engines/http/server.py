@@ -2,7 +2,7 @@
 
 Runs an asyncio loop in a separate thread. Answers a request once the engine has finished, or per token (`stream`). A
 disconnecting client cancels the request. A request that can't be served gets HTTP 4xx, and the message says how to
-change the request. `requests` defines the bodies, `answers` the responses.
+change the request. `requests` defines the bodies, `answers` the responses, `binary` those to rollout actors.
 """
 
 import asyncio
@@ -19,11 +19,13 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from actors.engines.http import binary
 from actors.engines.http.access import only_with
 from actors.engines.http.answers import Answer, ChatAnswer, TextAnswer
 from actors.engines.http.connections import Connections, quiet
 from actors.engines.http.requests import ChatRequest, CompletionRequest, Request, Sampling, parse
 from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SamplingError
+from actors.engines.text import text_of
 from actors.process.fault_points import point
 from actors.trajectories.forms import AnswerForm
 from bus import threads
@@ -170,8 +172,15 @@ class CompletionServer:
             async with self._in_time():
                 groups = [await asyncio.wrap_future(future) for future in futures]
         completions = [completion for group in groups for completion in group]
+        if kind is CompletionRequest and binary.CONTENT_TYPE in http.headers.get("Accept", ""):
+            encoded = await asyncio.to_thread(self._encode, completions)
+            return web.Response(body=encoded, content_type=binary.CONTENT_TYPE)
         # in a thread, since thousands of choices with alternatives, or with tool calls to read, take long
         return web.json_response(await asyncio.to_thread(answer.whole, completions))
+
+    def _encode(self, completions: list[Completion]) -> bytes:
+        texts = [text_of(completion, self._engine.detokenize) for completion in completions]
+        return binary.encode(self._boot_id, completions, texts)
 
     @contextlib.contextmanager
     def _submitted(

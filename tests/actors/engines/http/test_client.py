@@ -1,14 +1,21 @@
 """The client of rollout actors, against the real server in front of a fake engine."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
+from unittest import mock
 
+import aiohttp
+import msgpack
 import pytest
 from aiohttp import web
 
 from actors.engines.fake import FakeEngine
+from actors.engines.http import binary
 from actors.engines.http.client import CompletionClient, EngineError, RequestRefusedError
 from actors.engines.http.server import CompletionServer
+from actors.engines.protocol import Completion
+from bus.weights import Weights
 from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.sampling import SamplingParams
 from schemas.messages import EnginePeer, Ticket
@@ -109,20 +116,99 @@ async def test_an_engine_that_does_not_answer_in_time_is_an_engine_error() -> No
         slow.close()
 
 
-async def test_an_answer_that_is_no_completion_is_an_engine_error(client: CompletionClient) -> None:
-    """Some other server listens there: text, or JSON of another shape."""
-    for answer in ("hello", '{"boot_id": "boot1"}', "[]", '{"boot_id": "boot1", "choices": [{"text": "a"}]}'):
+CHOICE = {"text": "a", "token_ids": b"", "logprobs": b"", "segments": [], "finish_reason": "stop"}
+NO_ANSWERS: list[tuple[bytes, str]] = [
+    (b"hello", "text/plain"),
+    (b'{"boot_id": "boot1", "choices": []}', "application/json"),
+    *(
+        (body, binary.CONTENT_TYPE)
+        for body in (
+            b"", b"hello", b"\xc1", b"\x91" * 5000, b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
+            msgpack.packb([]), msgpack.packb({"boot_id": "boot1"}), msgpack.packb({"boot_id": 7, "choices": []}),
+            msgpack.packb({"boot_id": "boot1", "choices": {"a": 1}}),
+            *(
+                msgpack.packb({"boot_id": "boot1", "choices": [{**CHOICE, name: value}]})
+                for name, value in {
+                    "text": 1, "token_ids": b"123", "logprobs": [0.5], "segments": [[0, 1]], "finish_reason": None
+                }.items()
+            ),
+            *(
+                msgpack.packb({"boot_id": "boot1", "choices": [{k: v for k, v in CHOICE.items() if k != name}]})
+                for name in CHOICE
+            ),
+        )
+    ),
+]  # fmt: skip
 
-        async def respond(request: web.Request, answer: str = answer) -> web.Response:
-            return web.Response(text=answer, content_type="application/json")
 
-        app = web.Application()
-        app.router.add_post("/v1/completions", respond)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            with pytest.raises(EngineError, match="inference-0 at http"):
-                await client.sample(peer(runner.addresses[0][1]), ticket(), PROMPT)
-        finally:
-            await runner.cleanup()
+@pytest.mark.parametrize(("body", "content_type"), NO_ANSWERS)
+async def test_an_answer_that_is_no_completion_is_an_engine_error(
+    client: CompletionClient, body: bytes, content_type: str
+) -> None:
+    """Some other server listens there, or an engine of another version."""
+
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=content_type)
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", respond)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        with pytest.raises(EngineError, match="inference-0 at http"):
+            await client.sample(peer(runner.addresses[0][1]), ticket(), PROMPT)
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("num_completions", [1, 30, 1000])
+async def test_an_answer_holds_what_the_same_answer_in_json_holds(
+    client: CompletionClient, server: CompletionServer, engine: FakeEngine, num_completions: int
+) -> None:
+    """To the last bit of each logprob, whatever the size: larger answers are read in a thread."""
+    engine.load(policy(3), Weights("full", {}), WAIT)
+    asked = ticket().model_copy(update={"num_completions": num_completions})
+    body = {
+        "model": "tiny", "prompt": PROMPT, "n": num_completions, "max_tokens": 6, "seed": 9,
+        "logprobs": 0, "return_token_ids": True, **asked.sampling.model_dump(),
+    }  # fmt: skip
+    url = f"http://127.0.0.1:{server.port}/v1/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        assert response.status == 200, await response.text()
+        expected = (await response.json())["choices"]
+    found = await client.sample(peer(server.port), asked, PROMPT)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.segments
+        assert (ours.token_ids, ours.text) == (theirs["token_ids"], theirs["text"])
+        assert (ours.logprobs, ours.finish_reason) == (theirs["logprobs"]["token_logprobs"], theirs["finish_reason"])
+        assert [list(segment) for segment in ours.segments] == theirs["segments"]
+
+
+def test_texts_and_numbers_that_json_has_no_words_for_come_through() -> None:
+    """Half a surrogate pair, a null, and a logprob of minus infinity."""
+    completion = Completion([0, 2**31 - 1], [float("-inf"), -0.1], [(0, 1, 2**40)], "length")
+    boot_id, [(found, text)] = binary.decode(binary.encode("b", [completion], ["\ud83d\0"]))
+    assert (boot_id, found, text) == ("b", completion, "\ud83d\0")
+
+
+async def test_other_requests_go_on_while_a_large_answer_is_read(client: CompletionClient) -> None:
+    """The loop of the rollout actor also sends heartbeats: no gap of a tenth of a second within 40 MB."""
+    completion = Completion([7] * 32_768, [-0.5] * 32_768, [(0, 1, 1)], "length")
+    body = binary.encode("boot1", [completion] * 100, ["x" * 30_000] * 100)
+    gaps, last = [0.0], time.monotonic()
+
+    async def tick() -> None:
+        nonlocal last
+        while True:
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+
+    with mock.patch.object(client, "_post", return_value=body):
+        ticking = asyncio.create_task(tick())
+        found = await client.sample(peer(1), ticket(), PROMPT)
+        ticking.cancel()
+    assert len(found) == 100
+    # a thread that decodes holds the interpreter for milliseconds at a time
+    assert len(gaps) > 3

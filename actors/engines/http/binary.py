@@ -1,0 +1,72 @@
+"""Answers to rollout actors in msgpack: numbers travel as arrays of bytes, which large groups are read from faster.
+
+    {"boot_id": str, "choices": [{"text": str, "token_ids": int32, "logprobs": float64, "segments": [[int, int, int]],
+                                  "finish_reason": str}]}
+
+`int32` and `float64` stand for the little-endian bytes of such an array, an element per token. float64 holds what JSON
+holds, so a group has the same bits either way.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from actors.engines.protocol import Completion
+
+CONTENT_TYPE = "application/msgpack"
+"""Value of `Accept` in a request for such an answer, and of `Content-Type` in the answer."""
+
+
+def encode(boot_id: str, completions: Sequence[Completion], texts: Sequence[str]) -> bytes:
+    """Return the body of an answer.
+
+    Args:
+        boot_id: answering process.
+        completions: all completions, in the order of their numbers.
+        texts: text of each completion.
+    """
+    choices = [
+        {
+            "text": text,
+            "token_ids": np.asarray(completion.token_ids, "<i4").tobytes(),
+            "logprobs": np.asarray(completion.logprobs, "<f8").tobytes(),
+            "segments": completion.segments,
+            "finish_reason": completion.finish_reason,
+        }
+        for completion, text in zip(completions, texts, strict=True)
+    ]
+    # a text from bytes that are no UTF-8 may hold half a surrogate pair
+    packed: bytes = msgpack.packb({"boot_id": boot_id, "choices": choices}, unicode_errors="surrogatepass")
+    return packed
+
+
+def decode(body: bytes) -> tuple[str, list[tuple[Completion, str]]]:
+    """Return the answering process, and the completions with their texts.
+
+    Raises:
+        ValueError: the body is no such answer.
+    """
+    try:
+        answer = msgpack.unpackb(body, unicode_errors="surrogatepass")
+        return _text(answer["boot_id"]), [_completion(choice) for choice in answer["choices"]]
+    # of msgpack: no msgpack, or nested too deeply
+    except (KeyError, TypeError, OverflowError, msgpack.exceptions.UnpackException) as error:
+        raise ValueError(f"no answer of an engine: {error!r}") from None
+
+
+def _completion(choice: dict[str, Any]) -> tuple[Completion, str]:
+    completion = Completion(
+        np.frombuffer(choice["token_ids"], "<i4").tolist(),
+        np.frombuffer(choice["logprobs"], "<f8").tolist(),
+        [(int(start), int(lineage), int(version)) for start, lineage, version in choice["segments"]],
+        _text(choice["finish_reason"]),
+    )
+    return completion, _text(choice["text"])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in place of a text")
+    return value
