@@ -61,7 +61,7 @@ class Source:
 
     @property
     def package(self) -> str:
-        """First two folders of the path: `actors.ledger`; `actors` for `actors/cli.py`."""
+        """First two folders of the path: `actors.ledger`; `actors` for `actors/runtime.py`."""
         return ".".join(PurePosixPath(self.path).parent.parts[:2])
 
     @property

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from actors import cli, runtime
+from actors import runtime
 from actors.assembly import replica_index
-from actors.cli import main
+from actors.cli import commands, main
 from actors.process import exits
 from schemas.config import dump_config
 from tests.ring.harness import ring_config
@@ -59,7 +59,7 @@ def test_unknown_arguments_are_refused(config_path, capsys, words):
 
 def test_default_name_is_nobody_elses(config_path, monkeypatch):
     """Two rollouts on one host have two names; a rank's name is its rank, and no other ends in a number."""
-    monkeypatch.setattr(cli.socket, "gethostname", lambda: "node-7.cluster.local")
+    monkeypatch.setattr(commands.socket, "gethostname", lambda: "node-7.cluster.local")
     monkeypatch.setenv("RANK", "3")
     names, codes = [], []
     monkeypatch.setattr(runtime, "run_actor", lambda kind, name, *_: names.append(name) or 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.cli import _parse
+from actors.cli import parse
 from schemas.config import RunConfig, check_tree
 from tests.docs.pages import ROOT, Block, Page, pages
 
@@ -80,7 +80,7 @@ def test_commands_of_the_project_parse_and_their_overrides_are_keys(page: Page, 
             assert {word for word in words[1:] if "=" not in word} <= targets
         if words[0] == "actors" and "--version" not in words:
             arguments = [PLACES.get(word, word) for word in words[1:]]
-            for override in getattr(_parse(arguments), "overrides", []):
+            for override in getattr(parse(arguments), "overrides", []):
                 _find(override.partition("=")[0], known="learning_rat=" not in override)
 
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from actors.cli import ACTORS, main
+from actors.cli import main
+from actors.cli.parser import ACTORS
 from tests.docs.pages import page
 
 TEXT = page("docs/reference/commands.md").text

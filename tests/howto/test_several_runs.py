@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli import _parse
+from actors.cli import parse
 from actors.ops.compare.figures import Evaluated, Figures
 from actors.ops.compare.words import compared
 from actors.ops.queue.plan import planned
@@ -27,7 +27,7 @@ TEXTS = [block.text for block in PAGE.blocks if block.language == "text"]
 def test_all_commands_parse() -> None:
     """Files, overrides and options in the order of the page."""
     assert len(COMMANDS) == 6
-    parsed = [_parse(shlex.split(command)[1:]) for command in COMMANDS]
+    parsed = [parse(shlex.split(command)[1:]) for command in COMMANDS]
     assert [str(path) for path in parsed[2].configs] == ["first.yaml", "second.yaml", "third.yaml"]
     assert parsed[2].overrides == ["trainer.max_steps=100"]
     assert len(parsed[3].sweep) == 2
@@ -37,7 +37,7 @@ def test_the_sweep_makes_the_runs_of_the_page(tmp_path: Path, monkeypatch: pytes
     """In this order."""
     monkeypatch.chdir(tmp_path)
     PAGE.write_files(tmp_path)
-    arguments = _parse(shlex.split(COMMANDS[3])[1:])
+    arguments = parse(shlex.split(COMMANDS[3])[1:])
     runs = planned(arguments.configs, arguments.overrides, list(map(parse_axis, arguments.sweep)))
     assert [run.config.output for run in runs] == [tmp_path / path for path in TEXTS[0].split()]
     assert all(run.config.name == f"reverse.{run.config.output.name}" for run in runs)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli import _parser, main
+from actors.cli import main
+from actors.cli.parser import make_parser
 from actors.simulate.models import Times, parse_setting
 from tests.howto.pages import page
 from tests.marks import first_of
@@ -47,7 +48,7 @@ def test_all_commands_parse() -> None:
     commands = [block.text for block in PAGE.blocks if block.language == "sh"]
     assert len(commands) == 5
     for command in commands:
-        _parser().parse_args(shlex.split(command)[1:])
+        make_parser().parse_args(shlex.split(command)[1:])
 
 
 def test_the_table_has_each_figure_with_its_default() -> None:

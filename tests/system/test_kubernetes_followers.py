@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.cli import ACTORS
+from actors.cli.parser import ACTORS
 from actors.ops.up.followers import CALLBACKS_END_SECONDS, FOLLOWERS
 from schemas.config import load_config
 from schemas.config.push_to_hub import PushToHubConfig

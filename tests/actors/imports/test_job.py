@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli import IMPORTED, main
+from actors.cli import main
+from actors.cli.parser import IMPORTED
 from actors.imports.command import SYSTEMS, run_yaml
 from actors.imports.job import Import, Options, Unreadable
 from actors.imports.report import Verdict
