@@ -1,8 +1,7 @@
 """Batches of composed steps on their way to the trainer's ranks.
 
-Consumes composed steps and the heartbeats of ranks, both from the machine. Emits a StepBatch per rank and step. Waits
-for
-nothing: a batch without room in the socket, or not confirmed for `bus.resend_after`, is offered again in a later round
+Consumes composed steps and the heartbeats of ranks, both from the machine. Emits a StepBatch per rank and step. Never
+waits: a batch without room in the socket, or not confirmed for `bus.resend_after`, is offered again in a later round
 (P18: a batch built again is the same).
 """
 
