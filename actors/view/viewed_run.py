@@ -21,6 +21,7 @@ from actors.view.groups import Value, of_line, of_payload
 from actors.view.listing import Listing, Query
 from actors.view.overview import newest_view, overview, state_of
 from actors.view.plain import conversation
+from actors.view.token_values import place_of, trainer_values
 from actors.view.tokens import decoder, samples_of, token_rows
 from bus import threads
 from schemas.config import RunConfig
@@ -190,13 +191,14 @@ class ViewedRun:
         }
 
     def tokens(self, ordinal: int, sample: int, start: int, count: int) -> Value:
-        """Return tokens of a sample of a group.
+        """Return tokens of a sample of a group, with the trainer's values where they are recorded.
 
         Raises:
             MissingError: the ledger has no tokens of the group, or the group no such sample.
         """
         with recorded.opened(self.config) as ledger:
             payload, words = recorded.tokens_of(ledger, ordinal, self.config)
+            place = place_of(ledger, ordinal)
         if payload is None:
             raise MissingError(words)
         decode, reason = decoder(self.config)
@@ -204,7 +206,9 @@ class ViewedRun:
             rows = token_rows(payload, sample, self.config, decode, start, count)
         except ConfigError as error:
             raise MissingError("; ".join(error.problems)) from error
-        return rows | {"tokenizer": reason, "words": words}
+        chosen = slice(rows["start"], rows["start"] + len(rows["id"]))
+        values = trainer_values(self.config, payload, sample, place, chosen)
+        return rows | values | {"tokenizer": reason, "words": words}
 
     def _group(self, ordinal: int) -> Value:
         """Return a group from the ledger if it has the payload, else from samples.jsonl."""

@@ -63,6 +63,8 @@ class Page:
         """Listen to what the page does."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.send(f"{domain}.enable")
+        # a window without the focus tells no element that it has it
+        await self.send("Emulation.setFocusEmulationEnabled", enabled=True)
 
     async def size(self, width: int, height: int, dark: bool = False) -> None:
         """Give the page a size, and a preference for dark or light."""

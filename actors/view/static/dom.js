@@ -84,7 +84,7 @@ export function shown(value, digits = 4) {
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2);
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(Math.max(2, digits - 2));
   return String(Number(value.toPrecision(digits)));
 }
 
