@@ -20,6 +20,7 @@ from actors.view.keeper import CatalogueKeeper
 from actors.view.listing import Listing, Query
 from actors.view.overview import newest_view, overview, state_of
 from actors.view.plain import conversation
+from actors.view.timeline import NoTimelineError, timeline_of, trace_of
 from actors.view.token_values import place_of, trainer_values
 from actors.view.tokens import decoder, samples_of, token_rows
 from schemas.config import RunConfig
@@ -93,6 +94,21 @@ class ViewedRun:
         if not line and not packing.get("ordinals"):
             raise MissingError(f"step {number}: the run has steps 1 to {last}" if last else "the run has no step yet")
         return {"step": number, "last": last, "values": line, "packing": packing}
+
+    def timeline(self, number: int) -> Value:
+        """Return the spans of all actors in a step, or words if there are none."""
+        return timeline_of(self.config.output, number)
+
+    def trace(self, number: int) -> Value:
+        """Return the file of a step for Perfetto.
+
+        Raises:
+            MissingError: there are no spans of the step.
+        """
+        try:
+            return trace_of(self.config.output, number)
+        except NoTimelineError as error:
+            raise MissingError(str(error)) from error
 
     @contextmanager
     def _curves_of_now(self) -> Iterator[Curves]:

@@ -151,6 +151,21 @@ class Page:
             and not node.get("name", {}).get("value")
         ]
 
+    async def findings(self, axe: str) -> list[str]:
+        """Return the findings of axe-core that are serious or critical, each with its rule and its element.
+
+        Args:
+            axe: source of axe-core.
+        """
+        # evaluated by the debugger, so the page's policy for scripts stays as strict as it is
+        await self.value(f"{axe}; undefined")
+        found = await self.value(
+            "axe.run(document, {resultTypes: ['violations']}).then((result) => result.violations"
+            ".filter((one) => ['serious', 'critical'].includes(one.impact)).flatMap((one) => one.nodes.map((node) =>"
+            " `${one.id} (${one.impact}): ${node.html.slice(0, 200)} ${node.failureSummary}`)))"
+        )
+        return list(found)
+
     async def close(self) -> None:
         """Stop listening."""
         self._reader.cancel()

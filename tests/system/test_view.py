@@ -5,6 +5,7 @@ of all pages go to the folder that VIEW_PICTURES names.
 """
 
 import asyncio
+import importlib.util
 import os
 import re
 import signal
@@ -18,10 +19,12 @@ from pathlib import Path
 import pytest
 
 from actors.telemetry import writer
+from tests.actors.ops.trace.timelines import ten_steps, write_spans
 from tests.actors.view.one_token import loss_by_hand, short_quickstart
 from tests.actors.view.runs import MadeGroup, MadeRun, made_config, record_values
 from tests.system.chromium import Page, browser
-from tests.system.tools import tool
+from tests.system.tools import missing, tool
+from tests.trace_format import problems_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 HOSTILE = [
@@ -39,6 +42,15 @@ NARROW, WIDE = 360, 1280
 def program() -> str:
     """The browser's program."""
     return tool("chromium", "apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """Source of axe-core, out of a package whose own code is not imported."""
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        missing("install axe-playwright-python (pip install -r tests/system/requirements.txt)")
+    return Path(spec.origin).with_name("axe.min.js").read_text()
 
 
 @pytest.fixture
@@ -74,6 +86,7 @@ def make_runs(folder: Path) -> tuple[MadeRun, MadeRun, MadeRun]:
             if run is alive:
                 record_values(run.config, messages, run.last, 3)
         run.save(8)
+    write_spans(alive.config.output / "events", ten_steps())
     hostile.add_step(groups=[MadeGroup("a <b>hostile</b> prompt", HOSTILE, [1.0, 0.0, 0.0, 0.0])])
     alive.add_issued(failures=1)
     # ahead of its time, so that it is alive however long the test takes
@@ -116,7 +129,8 @@ PAGES = {
     "tools": "?page=trajectory&run=0&group=44&completion=1&colour=origin",
     "rules": "?page=trajectory&run=0&group=20&completion=3&colour=rule",
     "not-recorded": "?page=trajectory&run=1&group=20&completion=1",
-    "step": "?page=step&run=0&step=12",
+    "step": "?page=step&run=0&step=9",
+    "no-timeline": "?page=step&run=0&step=12",
 }
 
 
@@ -128,10 +142,8 @@ async def test_every_page_is_drawn_dark_and_light_wide_and_narrow(tmp_path: Path
         async with browser(program) as page:
             for width, dark in ((WIDE, False), (WIDE, True), (NARROW, False)):
                 await page.size(width, 900, dark)
-                for name, query in PAGES.items():
-                    await page.open(address + query)
-                    if name in ("groups", "search"):
-                        await page.until("document.querySelectorAll('.row').length > 3")
+                for name in PAGES:
+                    await opened(page, address, name)
                     await check(page, address)
                     assert await page.value("document.documentElement.scrollWidth") <= width, (name, width)
                     heading = (await page.texts("h1"))[0]
@@ -142,6 +154,39 @@ async def test_every_page_is_drawn_dark_and_light_wide_and_narrow(tmp_path: Path
             assert await page.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 28)"
             await page.press("t", "t")  # dark, then light, whatever the system prefers
             assert await page.value("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
+    for run in runs:
+        run.close()
+
+
+async def opened(page: Page, address: str, name: str) -> None:
+    """Open one of the pages, and wait until all of its parts are there."""
+    await page.open(address + PAGES[name])
+    if "timeline" in name or name == "step":
+        await page.until("!!document.querySelector('#timeline .timeline, #timeline .words')")
+    if name in ("groups", "search"):
+        await page.until("document.querySelectorAll('.row').length > 3")
+
+
+@pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_axe_has_no_serious_finding_on_any_page(tmp_path: Path, program: str, axe: str, dark: bool) -> None:
+    """Contrast, names, roles and order, on every page, on the list of keys, and on a page that can't be shown."""
+    runs = make_runs(tmp_path)
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900, dark)
+            findings = {}
+            for name in PAGES:
+                await opened(page, address, name)
+                findings[name] = await page.findings(axe)
+            await page.press("?")
+            findings["keys"] = await page.findings(axe)
+            await page.open(f"{address}?page=group&run=0&group=999999")
+            findings["missing"] = await page.findings(axe)
+            assert {name: found for name, found in findings.items() if found} == {}
+            # the checker is at work: a control without a name is found
+            await page.value("document.querySelector('main').append(document.createElement('button'))")
+            assert any("button-name" in one for one in await page.findings(axe))
     for run in runs:
         run.close()
 
@@ -387,3 +432,41 @@ async def test_the_loss_of_a_token_of_the_quickstart_is_recomputed_from_what_chr
                     largest = max(largest, abs(by_hand))
             assert largest > 0.1
             await check(page, address)
+
+
+@pytest.mark.usefixtures("patience")
+async def test_a_step_has_a_timeline_of_all_actors_and_a_file_for_perfetto(tmp_path: Path, program: str) -> None:
+    """Each span at its place in time, told by pointer and arrow keys; the file is one that Perfetto's format allows."""
+    runs = make_runs(tmp_path)
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900)
+            await page.open(f"{address}?page=step&run=0&step=9")
+            await page.until("document.querySelectorAll('#timeline .span').length > 5")
+            assert await page.texts("#timeline h3") == ["packer-0", "trainer-0", "inference-0", "rollout-0", "reward-0"]
+            # half of the step, from a quarter of it on
+            box = await page.value(
+                "(() => { const row = [...document.querySelectorAll('.lanes')][1].querySelector('svg');"
+                " const whole = row.getBoundingClientRect();"
+                " return [...row.children].map((one) => { const box = one.getBoundingClientRect();"
+                " return [(box.x - whole.x) / whole.width, box.width / whole.width]; }); })()"
+            )
+            # wait for batch, the step, and in it forward and backward, publish weights
+            expected = [[0.0, 0.25], [0.25, 0.75], [0.25, 0.5], [0.75, 0.25]]
+            assert [pytest.approx(one, abs=0.01) for one in expected] == box
+            await page.point("#timeline .span.waits")
+            await page.until("document.querySelector('.span-detail').innerText.includes('waits')")
+            await page.value("document.querySelector('.timeline').focus()")
+            before = (await page.texts(".span-detail"))[0]
+            await page.press("ArrowRight")
+            assert (await page.texts(".span-detail"))[0] != before
+            link = await page.value("document.querySelector('#trace').getAttribute('href')")
+            document = await page.value(f"fetch({link!r}).then((answer) => answer.json())")
+            assert problems_of(document) == []
+            assert document["otherData"]["steps"] == "9..9"
+            await page.open(f"{address}?page=step&run=0&step=12")
+            await page.until("!!document.querySelector('#timeline .words')")
+            assert "telemetry.events_bytes" in (await page.texts("#timeline"))[0]
+            await check(page, address)
+    for run in runs:
+        run.close()
