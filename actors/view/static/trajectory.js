@@ -78,7 +78,7 @@ async function tokenView(one, run, params, app) {
     h("h2", {}, "Tokens ", h("span", { class: "quiet" }, `${rows.start + 1}–${next} of ${rows.total} behind a prompt of ${counted(rows.prompt_tokens, "token")}`)),
     h("div", { class: "tools" },
       h("label", {}, "Colour ", h("select", { id: "colour", onchange: (event) => app.change({ colour: event.target.value }, true) },
-        Object.entries(COLOURS).map(([value, words]) => h("option", { value, selected: value === by, disabled: !can(value) }, can(value) ? words : `${words} (not recorded)`)))),
+        Object.entries(COLOURS).map(([value, words]) => h("option", { value, selected: value === by, disabled: !can(value) }, words)))),
       one.samples.length > 1 ? h("label", {}, "Branch ", h("select", { onchange: (event) => app.change({ sample: event.target.value, token: "" }) },
         one.samples.map((s, number) => h("option", { value: s.sample, selected: s === chosen }, `${number}: ${counted(s.tokens, "token")}`)))) : "",
       legend(rows, by)),
@@ -178,7 +178,7 @@ function legend(rows, by) {
   const names = kinds ? [...new Set(kinds)].slice(0, 8) : [];
   return h("ul", { class: "legend" }, words ? h("li", { class: "quiet" }, words) : "",
     names.filter((name) => by === "origin" || name !== -1).map((name) => swatch(first((index) => kinds[index] === name && (by === "origin" || !rows.origin[index])), `${by === "origin" ? "" : `${by} `}${shown(name)}${by === "rule" && rows.trainer.rules[name] ? `: ${rows.trainer.rules[name]}` : ""}`)),
-    h("li", { class: "quiet" }, "pale: not in the loss"));
+    h("li", { class: "quiet" }, "dotted: not in the loss"));
 }
 
 function step(event, spans) {
