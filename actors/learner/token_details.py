@@ -22,7 +22,6 @@ tokens behind the prompts.
 Values of tokens outside the loss mask mean nothing.
 """
 
-import re
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -38,14 +37,12 @@ from torch import Tensor
 from actors.algorithms.losses import LossInputs
 from actors.algorithms.losses.average import token_shares
 from actors.algorithms.losses.inputs import TokenDetails
+from actors.telemetry.token_files import FOLDER, NAME, name_of
 from bus import threads
 from schemas.messages import StepBatch
 
 log = structlog.get_logger("learner")
 
-FOLDER = "tokens"
-"""Folder below output_dir."""
-NAME = re.compile(r"step_(\d{6,})\.rank(\d+)\.safetensors")
 MAX_BYTES = 256 << 20
 """Bytes of a rank's files, above which the files of the oldest steps are removed."""
 FURTHER = ("old_logprobs_T", "reference_logprobs_T", "teacher_logprobs_T", "entropy_T")
@@ -114,7 +111,7 @@ class TokenDetailsWriter:
 
     def _save(self, step: int, rank: int, arrays: Arrays, facts: Mapping[str, str]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"step_{step:06d}.rank{rank}.safetensors"
+        path = self._folder / name_of(step, rank)
         staging = path.with_name(f".{path.name}")
         save_file(arrays, staging, dict(facts))
         # whole or not at all; of a step that is trained again, the newer values

@@ -30,14 +30,13 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Protocol
 
 from actors.ledger import LedgerReader
 from actors.ledger.stored_groups import stored_group
 from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES, record_of
 from actors.view.groups import characters_of, of_line, of_payload, texts_of
 from actors.view.plain import cut, storable
-from schemas.config import RunConfig
 from schemas.errors import ConfigError, DecodeError, ProtocolError
 
 Work = Literal["lines", "rows", "payloads"]
@@ -105,6 +104,18 @@ def connect(path: Path) -> sqlite3.Connection:
     return database
 
 
+class RunFiles(Protocol):
+    """What the catalogue asks of a configuration."""
+
+    @property
+    def output(self) -> Path:
+        """Folder of the run."""
+
+    @property
+    def ledger_path(self) -> Path:
+        """File of the ledger."""
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of a samples file: where it is, and what it says."""
@@ -119,14 +130,14 @@ class Catalogue:
     """Writer of a run's catalogue.
 
     Args:
-        config: configuration of the run.
+        config: places of the run's files, as its configuration has them.
         folder: folder of the catalogues; made if needed.
 
     Raises:
         ConfigError: the file can't be made or read.
     """
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
+    def __init__(self, config: RunFiles, folder: Path) -> None:
         self._config, self.path = config, catalogue_path(folder, config.output)
         self._next_row: int | None = None
         """Ordinal from which the next rows of the ledger are read; None: from the first."""
@@ -387,7 +398,7 @@ class Catalogue:
 
 
 @contextlib.contextmanager
-def _ledger(config: RunConfig) -> Iterator[LedgerReader | None]:
+def _ledger(config: RunFiles) -> Iterator[LedgerReader | None]:
     """Provide the ledger for a block; None if there is none, or if it can't be read now."""
     if not config.ledger_path.is_file():
         yield None

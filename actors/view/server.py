@@ -12,6 +12,8 @@ Each question is answered in a thread, with a limit of MAX_QUESTIONS at a time. 
     /api/runs/N/groups/O/trajectories/C            a completion
     /api/runs/N/groups/O/samples/S?start=0         tokens of a sample
     /api/runs/N/steps/K
+    /api/runs/N/steps/K/timeline                   spans of all actors
+    /api/runs/N/steps/K/trace                      the same as a file for Perfetto
 """
 
 import asyncio
@@ -71,6 +73,8 @@ def application(runs: Sequence[ViewedRun], token: str) -> web.Application:
             web.get(f"{of_group}/trajectories/{{completion}}", questions.ask(_trajectory)),
             web.get(f"{of_group}/samples/{{sample}}", questions.ask(_tokens)),
             web.get("/api/runs/{run}/steps/{step}", questions.ask(_step)),
+            web.get("/api/runs/{run}/steps/{step}/timeline", questions.ask(_timeline)),
+            web.get("/api/runs/{run}/steps/{step}/trace", questions.ask(_trace, "trace-{step}.json")),
         ]
     )
     app.on_cleanup.append(questions.close)
@@ -98,16 +102,24 @@ class _Questions:
         body, kind = self._files[name]
         return web.Response(body=body, content_type=kind, charset="utf-8")
 
-    def ask(self, question: Callable[[Sequence[ViewedRun], web.Request], Answer]) -> Any:
-        """Return the handler of a question, which is answered in a thread."""
+    def ask(self, question: Callable[[Sequence[ViewedRun], web.Request], Answer], file: str = "") -> Any:
+        """Return the handler of a question, which is answered in a thread.
+
+        Args:
+            question: the question.
+            file: name under which a browser saves the answer, with `{step}`; empty: the answer is for a page.
+        """
 
         async def handler(request: web.Request) -> web.Response:
             try:
                 work = question(self._runs, request)
                 future = asyncio.wrap_future(self._workers.submit(partial(_encoded, work)))
-                return web.Response(
-                    body=await asyncio.wait_for(future, ANSWER_SECONDS), content_type="application/json"
-                )
+                body = await asyncio.wait_for(future, ANSWER_SECONDS)
+                response = web.Response(body=body, content_type="application/json")
+                if file:
+                    name = file.format(step=_place(request, "step"))
+                    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+                return response
             except BadQuestionError as error:
                 return _answer({"error": str(error)}, 400)
             except MissingError as error:
@@ -187,6 +199,14 @@ def _tokens(runs: Sequence[ViewedRun], request: web.Request) -> Answer:
 
 def _step(runs: Sequence[ViewedRun], request: web.Request) -> Answer:
     return partial(_run(runs, request).step, _place(request, "step"))
+
+
+def _timeline(runs: Sequence[ViewedRun], request: web.Request) -> Answer:
+    return partial(_run(runs, request).timeline, _place(request, "step"))
+
+
+def _trace(runs: Sequence[ViewedRun], request: web.Request) -> Answer:
+    return partial(_run(runs, request).trace, _place(request, "step"))
 
 
 def query_of(request: web.Request) -> Query:

@@ -1,6 +1,6 @@
 """A completion token by token, as the ledger's payload has it: text, origin, version, logprob, mask and advantage.
 
-The trainer's values of a token (logprob, ratio, entropy) are in no file of a run; `TRAINER_WORDS` says so on the page.
+`token_values` has the trainer's values of the same tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,6 @@ CONTEXT = 8
 """Tokens before a token with which its text is decoded: no character is spread over more of them."""
 ORIGINS = ("model", "environment", "boundary")
 """Names of `Origin` in the order of its values."""
-TRAINER_WORDS = (
-    "The trainer's logprob, the ratio and the entropy of single tokens are not recorded by this run: no file has them. "
-    "metrics.jsonl has their means per step."
-)
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -142,5 +138,4 @@ def token_rows(
         "advantage": [number(value) for value in advantages.tolist()],
         "temperature": group.per_token(group.segment_temperatures)[chosen].tolist(),
         "origins": list(ORIGINS),
-        "trainer": TRAINER_WORDS,
     } | segments

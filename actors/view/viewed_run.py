@@ -1,15 +1,13 @@
-"""A run that is shown: all questions about it, each answered from its files, and the thread that keeps its catalogue.
+"""A run that is shown: all questions about it, each answered from its files and from the catalogue.
 
 Every method reads the files at the moment of the call, so a run that grows is shown as it is. Methods may be called
 from several threads.
 """
 
-import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,18 @@ from actors.view import recorded
 from actors.view.catalogue import Catalogue, connect, read_line
 from actors.view.curves import POINTS, Curves
 from actors.view.groups import Value, of_line, of_payload
+from actors.view.keeper import CatalogueKeeper
 from actors.view.listing import Listing, Query
 from actors.view.overview import newest_view, overview, state_of
 from actors.view.plain import conversation
+from actors.view.timeline import NoTimelineError, timeline_of, trace_of
+from actors.view.token_values import place_of, trainer_values
 from actors.view.tokens import decoder, samples_of, token_rows
-from bus import threads
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
 
-IDLE_SECONDS = 1.0
-"""Seconds between two looks at the files of a run that does not grow."""
-PAUSES = {"lines": 0.1, "rows": 0.1, "payloads": 3.0}
-"""Pause after a piece of work, in multiples of its own time. Payloads are large, and the run may need the disk."""
-STOP_SECONDS = 10.0
-"""Longest wait of `close` for the piece of work under way."""
+FIRST_PIECES = 2
+"""Pieces of work on the catalogue before the first page: the newest lines, and rows of the ledger."""
 SIDE_BY_SIDE_CHARACTERS = 6000
 """Characters of a text on the page of a group; the page of a trajectory has all of them."""
 
@@ -56,32 +52,12 @@ class ViewedRun:
         self._curves = Curves(config.output / "metrics.jsonl")
         self._reading = threading.Lock()
         """Held while the curves are read or brought up to date."""
-        self._catalogue = Catalogue(config, cache)
-        self._stop = threading.Event()
-        self._problem = ""
-        """Reason for which the catalogue is not kept up to date now; empty if it is."""
-        self._thread = threads.start_helper("catalogue", self._keep)
+        self._catalogue = _begun(config, cache)
+        self._keeper = CatalogueKeeper(config, cache)
 
     def close(self) -> None:
         """Stop keeping the catalogue."""
-        self._stop.set()
-        self._thread.join(STOP_SECONDS)
-        if not self._thread.is_alive():
-            self._catalogue.close()
-
-    def _keep(self) -> None:
-        """Bring the catalogue up to date, again and again, with a low priority."""
-        # of this thread alone: pages are answered at once meanwhile
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        while not self._stop.is_set():
-            started, work = time.monotonic(), None
-            try:
-                work = self._catalogue.update()
-                self._problem = ""
-            except Exception as error:  # noqa: BLE001 - a file that is replaced or removed meanwhile; the page shows it
-                self._problem = f"{type(error).__name__}: {error}"
-            pause = IDLE_SECONDS if work is None else PAUSES[work] * (time.monotonic() - started)
-            self._stop.wait(pause)
+        self._keeper.close()
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -119,6 +95,21 @@ class ViewedRun:
             raise MissingError(f"step {number}: the run has steps 1 to {last}" if last else "the run has no step yet")
         return {"step": number, "last": last, "values": line, "packing": packing}
 
+    def timeline(self, number: int) -> Value:
+        """Return the spans of all actors in a step, or words if there are none."""
+        return timeline_of(self.config.output, number)
+
+    def trace(self, number: int) -> Value:
+        """Return the file of a step for Perfetto.
+
+        Raises:
+            MissingError: there are no spans of the step.
+        """
+        try:
+            return trace_of(self.config.output, number)
+        except NoTimelineError as error:
+            raise MissingError(str(error)) from error
+
     @contextmanager
     def _curves_of_now(self) -> Iterator[Curves]:
         with self._reading:
@@ -135,11 +126,11 @@ class ViewedRun:
     def facts(self) -> Value:
         """Return the values that filters can name, and how much of the files the catalogue has."""
         with self._listing() as listing:
-            return listing.facts() | {"problem": self._problem}
+            return listing.facts() | {"problem": self._keeper.problem}
 
     @contextmanager
     def _listing(self) -> Iterator[Listing]:
-        with closing(connect(self._catalogue.path)) as database, recorded.opened(self.config) as ledger:
+        with closing(connect(self._catalogue)) as database, recorded.opened(self.config) as ledger:
             # one state of the catalogue for all queries: a table of texts may be dropped meanwhile
             database.execute("BEGIN")
             yield Listing(self.config, database, ledger)
@@ -190,13 +181,14 @@ class ViewedRun:
         }
 
     def tokens(self, ordinal: int, sample: int, start: int, count: int) -> Value:
-        """Return tokens of a sample of a group.
+        """Return tokens of a sample of a group, with the trainer's values where they are recorded.
 
         Raises:
             MissingError: the ledger has no tokens of the group, or the group no such sample.
         """
         with recorded.opened(self.config) as ledger:
             payload, words = recorded.tokens_of(ledger, ordinal, self.config)
+            place = place_of(ledger, ordinal)
         if payload is None:
             raise MissingError(words)
         decode, reason = decoder(self.config)
@@ -204,7 +196,9 @@ class ViewedRun:
             rows = token_rows(payload, sample, self.config, decode, start, count)
         except ConfigError as error:
             raise MissingError("; ".join(error.problems)) from error
-        return rows | {"tokenizer": reason, "words": words}
+        chosen = slice(rows["start"], rows["start"] + len(rows["id"]))
+        values = trainer_values(self.config, payload, sample, place, chosen)
+        return rows | values | {"tokenizer": reason, "words": words}
 
     def _group(self, ordinal: int) -> Value:
         """Return a group from the ledger if it has the payload, else from samples.jsonl."""
@@ -223,9 +217,23 @@ class ViewedRun:
 
     def _line(self, ordinal: int) -> dict[str, Any] | None:
         query = "SELECT start, length, digest FROM groups WHERE ordinal = ? AND source = 'line'"
-        with closing(connect(self._catalogue.path)) as database:
+        with closing(connect(self._catalogue)) as database:
             row: sqlite3.Row | None = database.execute(query, (ordinal,)).fetchone()
         if row is None:
             return None
         found = (read_line(self.config.output / name, *row) for name in (SAMPLES, OLDER_SAMPLES))
         return next((record for record in found if record is not None), None)
+
+
+def _begun(config: RunConfig, cache: Path) -> Path:
+    """Return the path of a run's catalogue, with its first pieces: its own process needs a second to start.
+
+    Raises:
+        ConfigError: the catalogue can't be made.
+    """
+    catalogue = Catalogue(config, cache)
+    # a file that can't be read is told by the keeper, which meets it again
+    with closing(catalogue), suppress(Exception):
+        for _ in range(FIRST_PIECES):
+            catalogue.update()
+    return catalogue.path

@@ -63,6 +63,8 @@ class Page:
         """Listen to what the page does."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.send(f"{domain}.enable")
+        # a window without the focus tells no element that it has it
+        await self.send("Emulation.setFocusEmulationEnabled", enabled=True)
 
     async def size(self, width: int, height: int, dark: bool = False) -> None:
         """Give the page a size, and a preference for dark or light."""
@@ -148,6 +150,21 @@ class Page:
             and node.get("role", {}).get("value") in roles
             and not node.get("name", {}).get("value")
         ]
+
+    async def findings(self, axe: str) -> list[str]:
+        """Return the findings of axe-core that are serious or critical, each with its rule and its element.
+
+        Args:
+            axe: source of axe-core.
+        """
+        # evaluated by the debugger, so the page's policy for scripts stays as strict as it is
+        await self.value(f"{axe}; undefined")
+        found = await self.value(
+            "axe.run(document, {resultTypes: ['violations']}).then((result) => result.violations"
+            ".filter((one) => ['serious', 'critical'].includes(one.impact)).flatMap((one) => one.nodes.map((node) =>"
+            " `${one.id} (${one.impact}): ${node.html.slice(0, 200)} ${node.failureSummary}`)))"
+        )
+        return list(found)
 
     async def close(self) -> None:
         """Stop listening."""

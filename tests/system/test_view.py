@@ -5,6 +5,7 @@ of all pages go to the folder that VIEW_PICTURES names.
 """
 
 import asyncio
+import importlib.util
 import os
 import re
 import signal
@@ -18,9 +19,12 @@ from pathlib import Path
 import pytest
 
 from actors.telemetry import writer
-from tests.actors.view.runs import MadeGroup, MadeRun, made_config
+from tests.actors.ops.trace.timelines import ten_steps, write_spans
+from tests.actors.view.one_token import loss_by_hand, short_quickstart
+from tests.actors.view.runs import MadeGroup, MadeRun, made_config, record_values
 from tests.system.chromium import Page, browser
-from tests.system.tools import tool
+from tests.system.tools import missing, tool
+from tests.trace_format import problems_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 HOSTILE = [
@@ -40,6 +44,15 @@ def program() -> str:
     return tool("chromium", "apt-get install chromium")
 
 
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """Source of axe-core, out of a package whose own code is not imported."""
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        missing("install axe-playwright-python (pip install -r tests/system/requirements.txt)")
+    return Path(spec.origin).with_name("axe.min.js").read_text()
+
+
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for what is written."""
@@ -47,9 +60,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def viewing(folder: Path, *runs: MadeRun) -> Iterator[str]:
-    """The address of the program `actors view` about these runs."""
-    outputs = [str(run.config.output) for run in runs]
+def viewing(folder: Path, *runs: MadeRun | Path) -> Iterator[str]:
+    """The address of the program `actors view` about these runs, or the runs in these folders."""
+    outputs = [str(run if isinstance(run, Path) else run.config.output) for run in runs]
     command = [sys.executable, "-m", "actors", "view", *outputs, "--port", "0", "--cache", str(folder / "cache")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -62,14 +75,18 @@ def viewing(folder: Path, *runs: MadeRun) -> Iterator[str]:
 
 def make_runs(folder: Path) -> tuple[MadeRun, MadeRun, MadeRun]:
     """A living run with all that a page can show, a dead one, and one of hostile texts."""
-    alive, dead = (MadeRun(made_config(folder / name, name)) for name in ("alpha", "beta"))
+    recorded = {"telemetry": {"token_details": 3}, "trainer": {"max_steps": 40, "loss": {"type": "surogate"}}}
+    alive, dead = (MadeRun(made_config(folder / name, name, **recorded)) for name in ("alpha", "beta"))
     hostile = MadeRun(made_config(folder / "gamma", "gamma", packer={"sequence_len": 2 << 20, "groups_per_step": 1}))
     for run, steps in ((alive, 18), (dead, 26)):
         for step in range(steps):
             if step % 8 == 0:
                 run.add_evaluation(step)
-            run.add_step(sampled=2, dropped=int(step % 8 == 5))
+            messages = run.add_step(sampled=2, dropped=int(step % 8 == 5))
+            if run is alive:
+                record_values(run.config, messages, run.last, 3)
         run.save(8)
+    write_spans(alive.config.output / "events", ten_steps())
     hostile.add_step(groups=[MadeGroup("a <b>hostile</b> prompt", HOSTILE, [1.0, 0.0, 0.0, 0.0])])
     alive.add_issued(failures=1)
     # ahead of its time, so that it is alive however long the test takes
@@ -89,6 +106,12 @@ async def check(page: Page, address: str) -> None:
     assert await page.value("document.querySelectorAll('h1').length") == 1
 
 
+COLOURS = (
+    "logprob", "advantage", "version", "loss", "turn", "trainer_logprob", "ratio", "entropy", "value", "rule",
+)  # fmt: skip
+"""Values by which tokens are coloured."""
+
+
 async def picture(page: Page, name: str) -> None:
     """A picture of the whole page, for people."""
     if folder := os.environ.get("VIEW_PICTURES"):
@@ -104,7 +127,10 @@ PAGES = {
     "hostile": "?page=group&run=2&group=0",
     "trajectory": "?page=trajectory&run=0&group=20&completion=1",
     "tools": "?page=trajectory&run=0&group=44&completion=1&colour=origin",
-    "step": "?page=step&run=0&step=12",
+    "rules": "?page=trajectory&run=0&group=20&completion=3&colour=rule",
+    "not-recorded": "?page=trajectory&run=1&group=20&completion=1",
+    "step": "?page=step&run=0&step=9",
+    "no-timeline": "?page=step&run=0&step=12",
 }
 
 
@@ -116,10 +142,8 @@ async def test_every_page_is_drawn_dark_and_light_wide_and_narrow(tmp_path: Path
         async with browser(program) as page:
             for width, dark in ((WIDE, False), (WIDE, True), (NARROW, False)):
                 await page.size(width, 900, dark)
-                for name, query in PAGES.items():
-                    await page.open(address + query)
-                    if name in ("groups", "search"):
-                        await page.until("document.querySelectorAll('.row').length > 3")
+                for name in PAGES:
+                    await opened(page, address, name)
                     await check(page, address)
                     assert await page.value("document.documentElement.scrollWidth") <= width, (name, width)
                     heading = (await page.texts("h1"))[0]
@@ -130,6 +154,39 @@ async def test_every_page_is_drawn_dark_and_light_wide_and_narrow(tmp_path: Path
             assert await page.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 28)"
             await page.press("t", "t")  # dark, then light, whatever the system prefers
             assert await page.value("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
+    for run in runs:
+        run.close()
+
+
+async def opened(page: Page, address: str, name: str) -> None:
+    """Open one of the pages, and wait until all of its parts are there."""
+    await page.open(address + PAGES[name])
+    if "timeline" in name or name == "step":
+        await page.until("!!document.querySelector('#timeline .timeline, #timeline .words')")
+    if name in ("groups", "search"):
+        await page.until("document.querySelectorAll('.row').length > 3")
+
+
+@pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_axe_has_no_serious_finding_on_any_page(tmp_path: Path, program: str, axe: str, dark: bool) -> None:
+    """Contrast, names, roles and order, on every page, on the list of keys, and on a page that can't be shown."""
+    runs = make_runs(tmp_path)
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900, dark)
+            findings = {}
+            for name in PAGES:
+                await opened(page, address, name)
+                findings[name] = await page.findings(axe)
+            await page.press("?")
+            findings["keys"] = await page.findings(axe)
+            await page.open(f"{address}?page=group&run=0&group=999999")
+            findings["missing"] = await page.findings(axe)
+            assert {name: found for name, found in findings.items() if found} == {}
+            # the checker is at work: a control without a name is found
+            await page.value("document.querySelector('main').append(document.createElement('button'))")
+            assert any("button-name" in one for one in await page.findings(axe))
     for run in runs:
         run.close()
 
@@ -259,13 +316,22 @@ async def test_keys_lead_from_the_list_to_a_token(tmp_path: Path, program: str) 
                 await page.until("document.querySelectorAll('.token').length > 4")
             await page.value("document.querySelector('.token').focus()")
             detail = (await page.texts(".token-detail"))[0]
-            for words in ("engine's logprob", "probability", "advantage", "version", "in the loss", "not recorded"):
+            for words in (
+                "engine's logprob",
+                "probability",
+                "advantage",
+                "version",
+                "in the loss",
+                "ratio",
+                "entropy",
+                "rule",
+            ):
                 assert words in detail
             before = detail
             await page.press("ArrowRight")
             assert (await page.texts(".token-detail"))[0] != before
             colours = []
-            for by in ("logprob", "advantage", "version", "loss", "turn"):
+            for by in COLOURS:
                 await page.value(
                     f"(() => {{ const one = document.querySelector('#colour'); one.value = '{by}';"
                     " one.dispatchEvent(new Event('change', {bubbles: true})); })()"
@@ -275,7 +341,7 @@ async def test_keys_lead_from_the_list_to_a_token(tmp_path: Path, program: str) 
                 colours.append(
                     await page.value("[...document.querySelectorAll('.token')].map((t) => t.style.background).join()")
                 )
-            assert len(set(colours)) >= 3
+            assert len(set(colours)) >= 7
             await page.press("]")
             following = f"Completion {completion + 1} of group {ordinal}"
             await page.until(f"document.querySelector('h1').innerText === '{following}'")
@@ -304,5 +370,103 @@ async def test_hostile_texts_are_shown_as_they_are(tmp_path: Path, program: str)
                 assert whole == STEERING.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text)
                 await asyncio.sleep(0.2)  # time for code, were there any
                 await check(page, address)
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.usefixtures("patience")
+async def test_tokens_without_a_record_name_the_key_and_offer_no_colour_by_it(tmp_path: Path, program: str) -> None:
+    """A run without `telemetry.token_details` for its steps; a colour in the address falls back to the engine's."""
+    runs = make_runs(tmp_path)
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            await page.open(f"{address}?page=trajectory&run=2&group=0&colour=ratio")
+            assert "Set telemetry.token_details: 1" in (await page.texts("#not-recorded"))[0]
+            assert await page.value("document.querySelector('#colour').value") == "logprob"
+            closed = await page.value(
+                "[...document.querySelectorAll('#colour option:disabled')].map((one) => one.value)"
+            )
+            assert closed == ["trainer_logprob", "ratio", "rule", "entropy", "value"]
+            await page.value("document.querySelector('.token').focus()")
+            assert "not recorded" in (await page.texts(".token-detail"))[0]
+            await check(page, address)
+    for run in runs:
+        run.close()
+
+
+FACTS = (
+    "Object.fromEntries([...document.querySelectorAll('{} .facts > div')]"
+    ".map((one) => [one.firstChild.innerText, one.lastChild.innerText]))"
+)
+"""Names and values that a part of the page shows."""
+
+
+async def test_the_loss_of_a_token_of_the_quickstart_is_recomputed_from_what_chromium_shows(
+    tmp_path: Path, program: str
+) -> None:
+    """To 1e-5, each token of a page: logprobs, advantage and keys as a person reads them, and the formula by hand."""
+    output = short_quickstart(tmp_path)
+    with viewing(tmp_path, output) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900)
+            await page.open(f"{address}?page=step&run=0&step=3")
+            ordinal = await page.value(
+                "fetch('/api/runs/0/steps/3').then((r) => r.json()).then((v) => v.packing.ordinals[0])"
+            )
+            largest = 0.0
+            for completion in range(4):
+                await page.open(f"{address}?page=trajectory&run=0&group={ordinal}&completion={completion}&colour=ratio")
+                loss = await page.value(FACTS.format("#loss"))
+                keys = {name.removeprefix("trainer.loss."): value for name, value in loss.items()}
+                for index in range(await page.value("document.querySelectorAll('.token').length")):
+                    await page.value(f"document.querySelectorAll('.token')[{index}].focus()")
+                    token = await page.value(FACTS.format(".token-detail"))
+                    q = float(token["engine's logprob"].split()[0])
+                    shown = {"q": q, "logp": float(token["trainer's logprob"])}
+                    shown["advantage"] = float(token["advantage in the loss"])
+                    is_kept = token["rule"].startswith("none")
+                    by_hand = loss_by_hand(shown, keys) if is_kept else 0.0
+                    assert float(token["loss before the average"]) == pytest.approx(by_hand, abs=1e-5)
+                    part = by_hand / float(keys["loss tokens of the step"].replace(",", ""))
+                    assert float(token["part of the step's loss"]) == pytest.approx(part, abs=1e-5)
+                    largest = max(largest, abs(by_hand))
+            assert largest > 0.1
+            await check(page, address)
+
+
+@pytest.mark.usefixtures("patience")
+async def test_a_step_has_a_timeline_of_all_actors_and_a_file_for_perfetto(tmp_path: Path, program: str) -> None:
+    """Each span at its place in time, told by pointer and arrow keys; the file is one that Perfetto's format allows."""
+    runs = make_runs(tmp_path)
+    with viewing(tmp_path, *runs) as address:
+        async with browser(program) as page:
+            await page.size(WIDE, 900)
+            await page.open(f"{address}?page=step&run=0&step=9")
+            await page.until("document.querySelectorAll('#timeline .span').length > 5")
+            assert await page.texts("#timeline h3") == ["packer-0", "trainer-0", "inference-0", "rollout-0", "reward-0"]
+            # half of the step, from a quarter of it on
+            box = await page.value(
+                "(() => { const row = [...document.querySelectorAll('.lanes')][1].querySelector('svg');"
+                " const whole = row.getBoundingClientRect();"
+                " return [...row.children].map((one) => { const box = one.getBoundingClientRect();"
+                " return [(box.x - whole.x) / whole.width, box.width / whole.width]; }); })()"
+            )
+            # wait for batch, the step, and in it forward and backward, publish weights
+            expected = [[0.0, 0.25], [0.25, 0.75], [0.25, 0.5], [0.75, 0.25]]
+            assert [pytest.approx(one, abs=0.01) for one in expected] == box
+            await page.point("#timeline .span.waits")
+            await page.until("document.querySelector('.span-detail').innerText.includes('waits')")
+            await page.value("document.querySelector('.timeline').focus()")
+            before = (await page.texts(".span-detail"))[0]
+            await page.press("ArrowRight")
+            assert (await page.texts(".span-detail"))[0] != before
+            link = await page.value("document.querySelector('#trace').getAttribute('href')")
+            document = await page.value(f"fetch({link!r}).then((answer) => answer.json())")
+            assert problems_of(document) == []
+            assert document["otherData"]["steps"] == "9..9"
+            await page.open(f"{address}?page=step&run=0&step=12")
+            await page.until("!!document.querySelector('#timeline .words')")
+            assert "telemetry.events_bytes" in (await page.texts("#timeline"))[0]
+            await check(page, address)
     for run in runs:
         run.close()

@@ -25,7 +25,7 @@ Event = dict[str, Any]
 def trace_events(recorded: Recorded, window: Window) -> dict[str, Any]:
     """Return the content of a trace file: what happens in the window, and the sampling and scoring of its groups."""
     trained = window.step_of
-    shown = [span for span in recorded.spans if _is_shown(span, window, trained.keys())]
+    shown = [span for span in recorded.spans if is_shown(span, window, trained.keys())]
     zero = min([window.start, *(span.start for span in shown)])
     events: list[Event] = []
     places: dict[int, tuple[int, int]] = {}
@@ -37,7 +37,7 @@ def trace_events(recorded: Recorded, window: Window) -> dict[str, Any]:
         rows = rows_of(by_actor[actor])
         events += [_meta(pid, 0, "process_name", name=actor), _meta(pid, 0, "process_sort_index", sort_index=pid)]
         for tid, row in enumerate(rows, 1):
-            events += [_meta(pid, tid, "thread_name", name=_title(row))]
+            events += [_meta(pid, tid, "thread_name", name=title_of(row))]
             events += [_meta(pid, tid, "thread_sort_index", sort_index=tid)]
             events += _complete(row, pid, tid, zero)
             places |= {id(span): (pid, tid) for span in row.spans}
@@ -59,7 +59,8 @@ def trace_events(recorded: Recorded, window: Window) -> dict[str, Any]:
     }
 
 
-def _is_shown(span: Span, window: Window, ordinals: Collection[Any]) -> bool:
+def is_shown(span: Span, window: Window, ordinals: Collection[Any]) -> bool:
+    """Return whether a span belongs in the file of a window: it overlaps the window, or has one of these groups."""
     return (span.start < window.end and span.end > window.start) or span.args.get("ordinal") in ordinals
 
 
@@ -70,7 +71,8 @@ def place_of(actor: str) -> tuple[int, str, int]:
     return known, kind, int(number) if number.isdecimal() else 0
 
 
-def _title(row: Row) -> str:
+def title_of(row: Row) -> str:
+    """Return the name of a row: that of its track, with a number where the track has several."""
     return f"{row.track} {row.index + 1}" if row.index or any(span.lane for span in row.spans) else row.track
 
 

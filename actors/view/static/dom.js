@@ -69,6 +69,12 @@ export function visible(text) {
   return [...found, text.slice(from)];
 }
 
+/** A text as it is written, letter by letter. A long one scrolls, so it can have the focus. */
+export function written(text, kind) {
+  const scrolls = text.length > 1000 || text.split("\n").length > 30;
+  return h("pre", { class: kind ? `text ${kind}` : "text", dir: "auto", tabindex: scrolls ? 0 : null }, visible(text));
+}
+
 /** The address of a page of this application; empty values are left out. */
 export function address(values) {
   const query = new URLSearchParams();
@@ -84,7 +90,7 @@ export function shown(value, digits = 4) {
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2);
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(Math.max(2, digits - 2));
   return String(Number(value.toPrecision(digits)));
 }
 

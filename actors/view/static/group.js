@@ -1,7 +1,7 @@
 // A group: its prompt, its completions side by side, and its life.
 
 import { ask } from "./api.js";
-import { address, badge, facts, h, shown, table, visible } from "./dom.js";
+import { address, badge, facts, h, shown, table, written } from "./dom.js";
 import { conversation } from "./messages.js";
 
 export const title = "Group";
@@ -59,7 +59,7 @@ function completion(one, group, run, largest) {
       ["tool calls", one.tool_calls ? `${one.tool_calls}${one.tool_failures ? `, ${one.tool_failures} failed` : ""}` : null]]),
     rewards.length ? table(["function", "value"], rewards.map(([name, value]) => [name, shown(value, 4)]), { label: "rewards by function" }) : "",
     one.failure ? h("p", { class: "bad" }, one.failure) : "",
-    "messages" in one ? conversation(one.messages, one.turn_rewards) : h("pre", { class: "text", dir: "auto" }, visible(one.text)),
+    "messages" in one ? conversation(one.messages, one.turn_rewards) : written(one.text),
     one.cut ? h("p", {}, h("a", { href }, "the whole text")) : "");
 }
 

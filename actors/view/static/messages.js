@@ -1,6 +1,6 @@
 // Messages as people read them. All texts are text nodes: nothing in them is ever taken as markup.
 
-import { h, shown, visible } from "./dom.js";
+import { h, shown, written } from "./dom.js";
 
 function text(content) {
   if (content === null || content === undefined) return "";
@@ -10,8 +10,8 @@ function text(content) {
 
 function call(one) {
   const named = one.function ?? one;
-  const written = typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments ?? "");
-  return h("pre", { class: "text call", dir: "auto" }, visible(`${named.name ?? "?"}(${written})`));
+  const given = typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments ?? "");
+  return written(`${named.name ?? "?"}(${given})`, "call");
 }
 
 /** Messages below each other. `rewards`: pairs of turn and reward. */
@@ -23,8 +23,8 @@ export function conversation(messages, rewards = []) {
     const content = text(message.content), calls = message.tool_calls ?? [];
     return h("div", { class: `message ${["system", "user", "assistant", "tool"].includes(message.role) ? message.role : "plain"}` },
       message.role ? h("div", { class: "role" }, message.role, message.name ? ` ${message.name}` : "") : "",
-      message.reasoning_content ? h("details", { open: true }, h("summary", {}, "thoughts"), h("pre", { class: "text", dir: "auto" }, visible(String(message.reasoning_content)))) : "",
-      content || !calls.length ? h("pre", { class: "text", dir: "auto" }, visible(content)) : "", calls.map(call),
+      message.reasoning_content ? h("details", { open: true }, h("summary", {}, "thoughts"), written(String(message.reasoning_content))) : "",
+      content || !calls.length ? written(content) : "", calls.map(call),
       reward ? h("div", { class: "quiet" }, `reward of the turn ${shown(reward[1])}`) : "");
   }));
 }

@@ -1,7 +1,8 @@
-// A step: its values, and its packing as a picture.
+// A step: its packing as a picture, the timeline of all actors, and its values.
 
 import { ask } from "./api.js";
-import { address, counted, facts, h, percent, shown, table } from "./dom.js";
+import { address, counted, facts, fill, h, percent, shown, table } from "./dom.js";
+import { timeline } from "./timeline.js";
 
 const ROW = 16, GAP = 3;
 
@@ -12,11 +13,15 @@ export async function render(params, app) {
   const number = params.get("step") ? Number(params.get("step")) : (await ask(`runs/${run.run}`)).step;
   const value = await ask(`runs/${run.run}/steps/${number}`);
   const to = (step) => address({ page: "step", run: run.run, step });
+  const spans = h("section", { id: "timeline" }, h("h2", {}, "Timeline"), h("p", { class: "quiet" }, "reading the spans of all actors …"));
   const page = h("div", {}, h("h1", {}, `Step ${number}`),
     h("p", { class: "crumbs" }, h("a", { href: address({ page: "groups", run: run.run, step_min: number, step_max: number }) }, "its groups"),
       h("span", { class: "pager" }, number > 1 ? h("a", { href: to(number - 1), id: "before", rel: "prev" }, "← previous") : "",
         number < value.last ? h("a", { href: to(number + 1), id: "after", rel: "next" }, "next →") : "")),
-    packing(value.packing, run), values(value.values));
+    packing(value.packing, run), spans, values(value.values));
+  // behind the page: the files of spans may be large
+  ask(`runs/${run.run}/steps/${number}/timeline`).then((found) => fill(spans, timeline(found, `/api/runs/${run.run}/steps/${number}/trace`)),
+    (error) => { if (error.name !== "AbortError") fill(spans, h("h2", {}, "Timeline"), h("p", { class: "bad", role: "alert" }, error.message)); });
   return { page, keys: { "[": () => page.querySelector("#before")?.click(), "]": () => page.querySelector("#after")?.click() } };
 }
 

@@ -350,3 +350,50 @@ def progress(step: int, max_steps: int) -> dict[str, Any]:
             "packer.oversampling_factor": 1.0, "trainer.num_ranks": 1, "bus.control": "ipc",
         },
     }  # fmt: skip
+
+
+def record_values(config: RunConfig, messages: Sequence[ScoredGroup], step: int, num_groups: int) -> None:
+    """Record the values per token of a step's first groups, as its trainer does, with logprobs near the engine's.
+
+    The writer and the loss are the trainer's own; `trainers_logprobs` stands in for the model.
+    """
+    import torch
+
+    from actors.algorithms.batches import batches_of_step
+    from actors.algorithms.losses import compute_loss
+    from actors.algorithms.losses.inputs import LossInputs
+    from actors.learner.token_details import TokenDetailsWriter
+    from schemas.messages import drop_fields
+
+    header = {"run": "made", "term": 0, "incarnation": 0, "step": step, "digests": [""] * len(messages)}
+    for batch in batches_of_step(messages, config, **header, **drop_fields(())):
+        writer = TokenDetailsWriter(config.output, num_groups, config.trainer.loss.type)
+        for number in range(len(batch.micro_batch_offsets) - 1):
+            first, last = batch.micro_batch_offsets[number : number + 2].tolist()
+            starts = (batch.sample_offsets[first:last] + batch.prompt_lengths[first:last]).tolist()
+            behind = [slice(*pair) for pair in zip(starts, batch.sample_offsets[first + 1 : last + 1], strict=True)]
+            lengths = torch.tensor([one.stop - one.start for one in behind])
+
+            def joined(values: Any, behind: list[slice] = behind) -> Any:
+                return torch.from_numpy(np.concatenate([values[one] for one in behind]))
+
+            logprobs_T = joined(trainers_logprobs(batch.token_ids, batch.logprobs))
+            inputs = LossInputs(
+                logprobs_T,
+                joined(batch.logprobs),
+                joined(batch.advantages),
+                joined(batch.loss_mask).bool(),
+                torch.repeat_interleave(torch.arange(last - first), lengths),
+                last - first,
+                float(batch.loss_tokens.sum()),
+                entropy_T=-2 * logprobs_T,
+            )
+            writer.keep(batch, number, inputs, compute_loss(inputs, config.trainer).tokens)
+        writer.write(batch)
+        writer.close()
+
+
+def trainers_logprobs(token_ids: Any, logprobs: Any) -> Any:
+    """Return logprobs that depend on token and engine's logprob alone: 0.3 more or less, and for some tokens 3 less."""
+    moved = np.where(token_ids % 2 == 0, 0.3, -0.3) - np.where(token_ids % 11 == 0, 3.0, 0.0)
+    return np.minimum(logprobs + moved, -1e-3).astype(np.float32)

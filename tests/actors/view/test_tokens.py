@@ -53,7 +53,6 @@ def test_each_column_is_the_message_s(make: Make, make_group: Any, size: int) ->
             assert [rows[name][n] for name in ("lineage", "version", "origin", "turn")] == segment[1:]
         assert "".join(rows["text"]) == decode(rows["id"])
         assert rows["prompt"] == decode(group.prompt_ids)
-        assert "not recorded" in rows["trainer"]
 
 
 def test_pages_of_tokens_join_to_the_whole(make: Make) -> None:

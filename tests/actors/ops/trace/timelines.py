@@ -54,3 +54,10 @@ def write_file(
 def as_lines(spans: Iterable[Span]) -> list[Any]:
     """Spans as lines of a file, with their times on the monotonic clock."""
     return [[s.start, s.seconds, s.track, s.lane, s.name, int(s.waits), dict(s.args)] for s in spans]
+
+
+def write_spans(folder: Path, recorded: Recorded) -> None:
+    """Write spans to a file per actor; their times are those of the wall clock, from 0 on."""
+    for actor in sorted({span.actor for span in recorded.spans}):
+        own = [span for span in recorded.spans if span.actor == actor]
+        write_file(folder, actor, as_lines(own), wall=0.0)
