@@ -200,7 +200,9 @@ def _parser() -> argparse.ArgumentParser:
     comparison = add("compare", _compare, "Compare runs: differing keys, and results side by side.", config=False)
     comparison.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
     comparison.add_argument("--picture", type=Path, metavar="FILE", help="draw the runs too, e.g. into runs.png")
-    report = add("report", _report, "Write one HTML file about a run: curves, completions, costs, keys.", config=False)
+    report = add(
+        "report", _report, "Write a page about a run (curves, completions, costs, keys), and pictures.", config=False
+    )
     report.add_argument("output_dir", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
     report.add_argument(
         "--output", type=Path, metavar="FILE", help="file to write (default: report.html in output_dir)"
@@ -211,6 +213,9 @@ def _parser() -> argparse.ArgumentParser:
         default=4,
         metavar="N",
         help="best, worst and random completions (default: 4 of each)",
+    )
+    report.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="folder for the curves as PNG (default: next to the file)"
     )
     report.add_argument("--price", type=float, metavar="PRICE", help="price of an hour of the run, for its costs")
     viewed = add("view", _view, "Show runs in a browser: overview, groups, trajectories, tokens, steps.", config=False)
@@ -557,7 +562,12 @@ def _report(arguments: argparse.Namespace) -> int:
     from actors.ops.view.watch import config_of
 
     config = config_of(arguments.output_dir, [])
-    print(f"wrote {write_report(config, arguments.output, arguments.num, arguments.price)}")
+    written = write_report(config, arguments.output, arguments.num, arguments.price, arguments.pictures)
+    print(f"wrote {written.page}")
+    if written.pictures:
+        print(f"wrote {len(written.pictures)} pictures to {written.pictures[0].parent}")
+    if written.note:
+        print(written.note, file=sys.stderr)
     return 0
 
 
