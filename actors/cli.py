@@ -225,7 +225,11 @@ def _parser() -> argparse.ArgumentParser:
     viewed.add_argument("--cache", type=Path, metavar="DIR", help="folder for catalogues (default: ~/.cache)")
     samples = add("samples", _samples, "Show sampled completions or conversations with rewards.", config=False)
     samples.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
-    samples.add_argument("--step", type=int, help="only this step (default: the last one)")
+    chosen = samples.add_mutually_exclusive_group()
+    chosen.add_argument("--step", type=int, help="only this step (default: the last one)")
+    chosen.add_argument(
+        "--follow", action="store_true", help="show new ones as they come, until the run has ended, or Ctrl-C"
+    )
     samples.add_argument("--num", type=int, default=4, help="completions shown per group (default: 4)")
     samples.add_argument(
         "--width", type=int, default=400, help="characters shown of each message of a conversation (default: 400)"
@@ -581,7 +585,12 @@ def _samples(arguments: argparse.Namespace) -> int:
     from actors.telemetry.samples import show_samples
     from schemas.errors import ConfigError
 
-    path = _output_dir(arguments.output_dir) / "samples.jsonl"
+    output = _output_dir(arguments.output_dir)
+    if arguments.follow:
+        from actors.ops.samples.follow import follow_samples
+
+        return follow_samples(output, arguments.num, arguments.width)
+    path = output / "samples.jsonl"
     if not path.is_file():
         raise ConfigError(
             f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"
