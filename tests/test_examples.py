@@ -139,6 +139,8 @@ def test_the_quickstart_begins_anew_unless_it_is_told_to_resume(
     (output / "checkpoints" / "step_9").mkdir(parents=True)
     (output / "ledger.sqlite-wal").touch()
     (output / "notes.txt").write_text("mine")
+    (output / "report.html").touch()
+    (output / "report-pictures").mkdir()
     (up,) = _quickstart(monkeypatch, "--output", output, "--resume", "trainer.max_steps=9")
     assert up.endswith(f"up {output}/config.resolved.yaml trainer.max_steps=9")
     assert (output / "summary.json").exists()
@@ -180,7 +182,7 @@ def run_quickstart(command: list[Any]) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("quickstart")
 def test_the_quickstart_learns(tmp_path: Path) -> None:
-    """Sixty of its steps: the sampled reward rises well above where it began, nothing is lost, the report is drawn."""
+    """Sixty of its steps: the sampled reward rises well above where it began, nothing is lost, the page is written."""
     command = [sys.executable, ROOT / "examples/quickstart/quickstart.py", "--output", tmp_path, "trainer.max_steps=60",
                "eval.num_prompts=40", "eval.every_steps=30"]  # fmt: skip
     completed = run_quickstart(command)
@@ -195,7 +197,11 @@ def test_the_quickstart_learns(tmp_path: Path) -> None:
     }  # fmt: skip
     evals = [json.loads(line)["version"] for line in (tmp_path / "evals.jsonl").read_text().splitlines()]
     assert evals == [0, 30, 60]
-    assert (tmp_path / "report.png").stat().st_size > 10_000
+    assert f"{tmp_path / 'report.html'} shows curves" in completed.stdout
+    assert "<h2>Completions, best</h2>" in (tmp_path / "report.html").read_text()
+    pictures = {path.name for path in (tmp_path / "report-pictures").iterdir()}
+    assert {"reward_mean.png", "lag_max.png", "entropy.png", "eval-1-reverse_text.png"} <= pictures
+    assert (tmp_path / "report-pictures" / "reward_mean.png").stat().st_size > 10_000
     assert "trained twice 0" in completed.stdout
 
 

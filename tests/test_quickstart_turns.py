@@ -212,7 +212,9 @@ def run_task(task: str, output: Path, *overrides: str) -> tuple[dict[str, Any], 
     assert completed.returncode == 0, completed.stdout + completed.stderr
     folder = output / task
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    assert (folder / "report.png").stat().st_size > 10_000
+    assert f"{folder / 'report.html'} shows curves" in completed.stdout
+    assert "<h2>Completions, best</h2>" in (folder / "report.html").read_text()
+    assert (folder / "report-pictures" / "reward_mean.png").stat().st_size > 5_000
     return json.loads((folder / "summary.json").read_text()), completed.stdout, samples
 
 

@@ -202,7 +202,12 @@ def report(arguments: argparse.Namespace) -> int:
     from actors.ops.view.watch import config_of
 
     config = config_of(arguments.output_dir, [])
-    print(f"wrote {write_report(config, arguments.output, arguments.num, arguments.price)}")
+    written = write_report(config, arguments.output, arguments.num, arguments.price, arguments.pictures)
+    print(f"wrote {written.page}")
+    if written.pictures:
+        print(f"wrote {len(written.pictures)} pictures to {written.pictures[0].parent}")
+    if written.note:
+        print(written.note, file=sys.stderr)
     return 0
 
 
@@ -218,7 +223,12 @@ def samples(arguments: argparse.Namespace) -> int:
     from actors.telemetry.samples import show_samples
     from schemas.errors import ConfigError
 
-    path = _output_dir(arguments.output_dir) / "samples.jsonl"
+    output = _output_dir(arguments.output_dir)
+    if arguments.follow:
+        from actors.ops.samples.follow import follow_samples
+
+        return follow_samples(output, arguments.num, arguments.width)
+    path = output / "samples.jsonl"
     if not path.is_file():
         raise ConfigError(
             f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"

@@ -136,7 +136,10 @@ def make_parser() -> argparse.ArgumentParser:
     comparison.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
     comparison.add_argument("--picture", type=Path, metavar="FILE", help="draw the runs too, e.g. into runs.png")
     report = add(
-        "report", commands.report, "Write one HTML file about a run: curves, completions, costs, keys.", config=False
+        "report",
+        commands.report,
+        "Write a page about a run (curves, completions, costs, keys), and pictures.",
+        config=False,
     )
     report.add_argument("output_dir", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
     report.add_argument(
@@ -149,6 +152,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="best, worst and random completions (default: 4 of each)",
     )
+    report.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="folder for the curves as PNG (default: next to the file)"
+    )
     report.add_argument("--price", type=float, metavar="PRICE", help="price of an hour of the run, for its costs")
     viewed = add(
         "view", commands.view, "Show runs in a browser: overview, groups, trajectories, tokens, steps.", config=False
@@ -159,7 +165,11 @@ def make_parser() -> argparse.ArgumentParser:
     viewed.add_argument("--cache", type=Path, metavar="DIR", help="folder for catalogues (default: ~/.cache)")
     samples = add("samples", commands.samples, "Show sampled completions or conversations with rewards.", config=False)
     samples.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
-    samples.add_argument("--step", type=int, help="only this step (default: the last one)")
+    chosen = samples.add_mutually_exclusive_group()
+    chosen.add_argument("--step", type=int, help="only this step (default: the last one)")
+    chosen.add_argument(
+        "--follow", action="store_true", help="show new ones as they come, until the run has ended, or Ctrl-C"
+    )
     samples.add_argument("--num", type=int, default=4, help="completions shown per group (default: 4)")
     samples.add_argument(
         "--width", type=int, default=400, help="characters shown of each message of a conversation (default: 400)"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.ledger import GroupState, Machine
+from actors.packer.evaluation_clock import EvaluationClock
 from actors.process.devices import has_gpu
 from actors.telemetry.reporter import replace
 from actors.telemetry.writer import Writer
@@ -74,6 +75,7 @@ class Progress:
         self._means: dict[str, float] = {}
         """Mean number of groups by stage."""
         self._sampled_at: float | None = None
+        self._evaluation = EvaluationClock()
 
     def heard(self, now: float, identity: str, heartbeat: Heartbeat) -> None:
         """Record a heartbeat, if the machine counts it. An actor whose phase is "done" has left."""
@@ -94,7 +96,8 @@ class Progress:
             self._heard[heartbeat.name] = _Heard(heartbeat, now)
 
     def sample(self, now: float) -> None:
-        """Update the means; called about twice a second. Means start with the first step."""
+        """Update means and the evaluation's count; called about twice a second. Means start with the first step."""
+        self._evaluation.look(now, self._machine)
         self._heard = {name: h for name, h in self._heard.items() if now - h.at < FORGET_SECONDS}
         for table in (self._restarts, self._notes):
             gone = [name for name in table if name not in self._heard]
@@ -116,6 +119,7 @@ class Progress:
         slots = self._config.inference.engine.num_slots
         return {
             "lease": machine.settings.lease,
+            "evaluation": self._evaluation.values,
             "served": machine.engines.served_version(engines),
             "durable": machine.durable_step,
             # no more than a directive has room for, longest unheard first: these are most likely in trouble

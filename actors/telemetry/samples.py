@@ -1,4 +1,4 @@
-"""`actors samples RUN`: show samples.jsonl."""
+"""`actors samples RUN`: samples.jsonl as text."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.telemetry.conversations import MESSAGE_CHARACTERS, conversation_lines
-from actors.telemetry.reporter import OLDER_SAMPLES, lines_from_the_end, record_of
+from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES, lines_from_the_end, record_of
 
 STEP = re.compile(rb'\{"step": (\d+),')
 """Start of each line: lines of other steps need not be parsed."""
@@ -22,36 +22,52 @@ AS_MESSAGES = "[{'role': 'assistant', 'content': TEXT}]"
 def show_samples(path: Path, step: int | None, num_completions: int, characters: int = MESSAGE_CHARACTERS) -> str:
     """Show the groups of a step, each with some completions and their rewards, or with some conversations.
 
-    Files are read from the end, as far as needed, and only lines of this step are kept in memory.
-
     Args:
         path: samples.jsonl; the older file is expected next to it.
         step: the step; None: the last one.
         num_completions: completions shown per group.
         characters: most characters shown of a message of a conversation.
     """
-    # the newest lines may be of an evaluation of an earlier version, so the last step is the largest among some
-    newest = (number for number, _ in itertools.islice(_lines(path), FAR_LINES))
-    chosen = max(newest, default=0) if step is None else step
-    found: list[dict[str, Any]] = []
-    steps: set[int] = set()
-    others = 0
-    for number, raw in _lines(path):
-        steps.add(number)
-        others = 0 if number == chosen else others + 1
-        record = record_of(raw) if number == chosen else None
-        if record is not None:
-            found.append(record)
-        # behind so many other lines no line of this step comes any more
-        if found and others >= FAR_LINES:
-            break
+    chosen = _newest_step(path) if step is None else step
+    found, steps = _groups_of(path, chosen)
     if not found:
         return (
             f"no samples of step {chosen}; there are some of {len(steps)} steps, from {min(steps)} to {max(steps)}"
             if steps
             else "none"
         )
-    return "\n\n".join(_group(record, num_completions, characters) for record in reversed(found))
+    return "\n\n".join(group_text(record, num_completions, characters) for record in found)
+
+
+def newest_groups(output: Path) -> list[dict[str, Any]]:
+    """Return the recorded groups of a run's last step, in order; empty without any."""
+    path = output / SAMPLES
+    return _groups_of(path, _newest_step(path))[0]
+
+
+def _newest_step(path: Path) -> int:
+    # the newest lines may be of an evaluation of an earlier version, so the last step is the largest among some
+    return max((number for number, _ in itertools.islice(_lines(path), FAR_LINES)), default=0)
+
+
+def _groups_of(path: Path, step: int) -> tuple[list[dict[str, Any]], set[int]]:
+    """Return the groups of a step, in order, and the steps whose lines were read.
+
+    Files are read from the end, as far as needed, and only lines of this step are kept in memory.
+    """
+    found: list[dict[str, Any]] = []
+    steps: set[int] = set()
+    others = 0
+    for number, raw in _lines(path):
+        steps.add(number)
+        others = 0 if number == step else others + 1
+        record = record_of(raw) if number == step else None
+        if record is not None:
+            found.append(record)
+        # behind so many other lines no line of this step comes any more
+        if found and others >= FAR_LINES:
+            break
+    return found[::-1], steps
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -64,7 +80,14 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield int(match[1]), raw
 
 
-def _group(record: dict[str, Any], num_completions: int, characters: int) -> str:
+def group_text(record: dict[str, Any], num_completions: int, characters: int) -> str:
+    """Return a group as text: a line on the group, then its completions or conversations.
+
+    Args:
+        record: line of samples.jsonl.
+        num_completions: completions shown.
+        characters: most characters shown of a message of a conversation.
+    """
     heading = (
         f"step {record['step']}  {record['purpose']} ordinal {record['ordinal']}  {record['environment']}  "
         f"versions {record['versions']}"

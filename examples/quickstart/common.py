@@ -1,4 +1,4 @@
-"""Parts of both quickstarts: the folder of a run, the commands that fill it, the report's figures and picture."""
+"""Parts of both quickstarts: the folder of a run, the commands that fill it, the figures and the page about it."""
 
 import argparse
 import json
@@ -9,20 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
+from actors.ops.report.command import write_report
 from actors.ops.up.run_lock import hold_run_lock
 from actors.process.ledger_file import SUFFIXES as LEDGER_SUFFIXES
 from actors.process.output_dir import WRITTEN
+from schemas.config import load_config
 from schemas.errors import ConfigError
 
 HERE = Path(__file__).parent
 LEDGER = "ledger.sqlite"
-LEFT_BEHIND = ("model", "report.png", LEDGER, *(f"{LEDGER}{suffix}" for suffix in LEDGER_SUFFIXES))
-"""Files that make_room removes, in addition to the files of every run."""
+PAGE, PICTURES = "report.html", "report-pictures"
+LEFT_BEHIND = ("model", PAGE, PICTURES, "report.png", LEDGER, *(f"{LEDGER}{suffix}" for suffix in LEDGER_SUFFIXES))
+"""Files that make_room removes, in addition to the files of every run; report.png is of earlier versions."""
 
 
 def arguments_of(about: str | None, output: str) -> argparse.ArgumentParser:
@@ -137,25 +135,12 @@ def first_held(lines: list[dict[str, Any]], reward: float) -> str:
     return "no step"
 
 
-def draw(lines: list[dict[str, Any]], path: Path) -> None:
-    """Draw reward, lag and entropy over steps."""
-    steps = [line["step"] for line in lines]
-    figure, axes = plt.subplots(3, 1, figsize=(8, 8), sharex=True)
-    windows = [lines[max(0, i - 9) : i + 1] for i in range(len(lines))]
-    smooth = [sum(line["reward_mean"] for line in window) / len(window) for window in windows]
-    axes[0].plot(steps, [line["reward_mean"] for line in lines], color="0.8", label="step")
-    axes[0].plot(steps, smooth, color="C0", label="mean of 10 steps")
-    axes[0].set_ylabel("sampled reward")
-    axes[0].set_ylim(0, 1.02)
-    axes[0].legend(loc="lower right")
-    axes[1].plot(steps, [line["lag_max"] for line in lines], color="C1", drawstyle="steps-mid")
-    axes[1].set_ylabel("lag (versions), max of step")
-    axes[1].set_ylim(bottom=-0.1)
-    axes[2].plot(steps, [line["entropy"] for line in lines], color="C2", linewidth=0.8)
-    axes[2].set_ylabel("entropy (nats per token)")
-    axes[2].set_ylim(bottom=0)
-    axes[2].set_xlabel("step")
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+def write_page(output: Path) -> None:
+    """Write the page and the pictures of `actors report`, and print where they are.
+
+    Raises:
+        ConfigError: the files can't be written.
+    """
+    written = write_report(load_config(output / "config.resolved.yaml"), output / PAGE, 4, None)
+    pictures = f", with its curves as pictures in {output / PICTURES}" if written.pictures else ""
+    print(f"\n{written.page} shows curves, scores, completions and costs{pictures}")

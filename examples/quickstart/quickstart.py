@@ -2,9 +2,9 @@
 
     python examples/quickstart/quickstart.py [--seed N] [--output DIR] [--resume] [key=value ...]
 
-The output directory (default outputs/quickstart) has all files: `model/`, `report.png` and the files of the run
-(docs/reference/files.md). Without `--resume` the script removes the files of an earlier quickstart in this directory
-and starts from the beginning.
+The output directory (default outputs/quickstart) has all files: `model/`, `report.html` with `report-pictures/`, and
+the files of the run (docs/reference/files.md). Without `--resume` the script removes the files of an earlier quickstart
+in this directory and starts from the beginning.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import HERE, arguments_of, draw, records, table, train, training_lines
+from common import HERE, arguments_of, records, table, train, training_lines, write_page
 
 
 def main() -> int:
@@ -25,17 +25,15 @@ def main() -> int:
     output = arguments.output.resolve()
     train(arguments, output, arguments.config, "model.py")
     report(output)
-    print(
-        f"\n{output}/report.png shows reward, lag and entropy; the quickstart took {time.monotonic() - started:.0f} s"
-    )
+    print(f"the quickstart took {time.monotonic() - started:.0f} s")
     return 0
 
 
 def report(output: Path) -> None:
-    """Draw report.png and print the result."""
+    """Print the result, and write the page about the run."""
     lines = records(output / "metrics.jsonl")
-    draw(lines, output / "report.png")
     print(describe(json.loads((output / "summary.json").read_text()), lines, records(output / "samples.jsonl")))
+    write_page(output)
 
 
 def describe(summary: dict[str, Any], lines: list[dict[str, Any]], samples: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from common import HERE, arguments_of, draw, records, table, train, training_lines
+from common import HERE, arguments_of, records, table, train, training_lines, write_page
 
 TASKS = ("find_number", "calculator")
 STEPS = 5
@@ -30,16 +30,15 @@ def main() -> int:
         print(f"{task}\n")
         train(arguments, output, HERE / f"{task}.yaml", "turns_model.py", "--task", task)
         report(output)
-        seconds = time.monotonic() - started
-        print(f"\n{output}/report.png shows reward, lag and entropy; {task} took {seconds:.0f} s\n")
+        print(f"{task} took {time.monotonic() - started:.0f} s\n")
     return 0
 
 
 def report(output: Path) -> None:
-    """Draw report.png and print the result."""
+    """Print the result, and write the page about the run."""
     lines = records(output / "metrics.jsonl")
-    draw(lines, output / "report.png")
     print(describe(json.loads((output / "summary.json").read_text()), lines, records(output / "samples.jsonl")))
+    write_page(output)
 
 
 def describe(summary: dict[str, Any], lines: list[dict[str, Any]], samples: list[dict[str, Any]]) -> str:

@@ -104,7 +104,7 @@ def figures_of(output: Path, outcome: str | None = None) -> Figures:
     return Figures(
         config.name,
         output,
-        outcome or _outcome(output),
+        outcome or outcome_of(output),
         as_tree(config),
         steps=int(totals.newest.get("step", 0)),
         rewards=rewards,
@@ -140,7 +140,14 @@ def limit_of(progress: Mapping[str, Any]) -> Stage:
     return limits({**progress, "phase": "running", "missing": [], "eval_open": 0}).stage
 
 
-def _outcome(output: Path) -> str:
+def outcome_of(output: Path) -> str:
+    """Return the state of a run in a word or two: `not started`, `running`, `done`, `stopped…`, `failed…` or `dead`.
+
+    Raises:
+        ConfigError: the run's files can't be read.
+    """
+    if not (output / RESOLVED).is_file():
+        return "not started"
     if is_held(output):
         return "running"
     try:

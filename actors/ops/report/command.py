@@ -1,6 +1,7 @@
-"""The command `actors report`: a run's files to the page."""
+"""The command `actors report`: a run's files to the page and the pictures."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import yaml
 
 from actors.ops.compare.figures import figures_of
 from actors.ops.previous_run import read_left
-from actors.ops.report.page import CURVES, Content, page
+from actors.ops.report.curves import CURVES
+from actors.ops.report.page import Content, page
 from actors.ops.report.picks import picked
+from actors.ops.report.pictures import can_draw, draw
 from actors.ops.view.diagnostics import dealt_with
 from actors.ops.view.limits import limits
 from actors.ops.view.result import result
@@ -21,27 +24,51 @@ from schemas.errors import ConfigError
 
 REPORT = "report.html"
 """Name of the file in output_dir where no other is given."""
+NO_MATPLOTLIB = "needs matplotlib; install grpo-actors[plots]"
 
 
-def write_report(config: RunConfig, path: Path | None, num_picks: int, price: float | None) -> Path:
-    """Write the report of a run, which may be done, under way or dead; return its path.
+@dataclass(frozen=True)
+class Written:
+    """Files of a report.
+
+    Args:
+        page: path of the HTML file.
+        pictures: paths of the PNG files.
+        note: reason why there are no pictures, in words; empty if they are drawn, or if there is no curve.
+    """
+
+    page: Path
+    pictures: tuple[Path, ...] = ()
+    note: str = ""
+
+
+def write_report(
+    config: RunConfig, path: Path | None, num_picks: int, price: float | None, pictures: Path | None = None
+) -> Written:
+    """Write the report of a run, which may be done, under way or dead: the page, and its curves as pictures.
 
     Args:
         config: configuration of the run.
         path: file to write; None: REPORT in output_dir.
         num_picks: completions of each choice.
         price: price of an hour of the run; None: not given.
+        pictures: folder of the pictures; None: next to the page, if matplotlib is installed.
 
     Raises:
-        ConfigError: the run's files can't be read, or the file can't be written.
+        ConfigError: the run's files can't be read, a file can't be written, or `pictures` is given without matplotlib.
     """
     target = config.output / REPORT if path is None else path
-    text = page(content_of(config, num_picks, price))
+    draws = can_draw()
+    if pictures is not None and not draws:
+        raise ConfigError(f"--pictures: {NO_MATPLOTLIB}")
+    content = content_of(config, num_picks, price)
     try:
-        replace(target, text)
+        replace(target, page(content))
     except OSError as error:
         raise ConfigError(f"--output: {target} can't be written: {error.strerror}") from error
-    return target
+    if not draws:
+        return Written(target, note=f"no pictures: {NO_MATPLOTLIB}" if content.curves else "")
+    return Written(target, tuple(draw(content.curves, pictures or target.with_name(f"{target.stem}-pictures"))))
 
 
 def content_of(config: RunConfig, num_picks: int, price: float | None) -> Content:

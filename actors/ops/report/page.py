@@ -11,21 +11,11 @@ from html import escape
 from typing import Any
 
 from actors.ops.compare.figures import Figures
+from actors.ops.report.curves import Curve, curves_of
 from actors.ops.report.picks import Pick
 from actors.ops.report.svg import curve
 from actors.telemetry.conversations import cut
 
-CURVES = {
-    "reward_mean": "sampled reward",
-    "entropy": "entropy, nats per token",
-    "completion_tokens_mean": "tokens of a completion",
-    "lag_max": "lag, versions, largest of a step",
-    "grad_norm": "norm of the gradient",
-    "mismatch_kl": "mismatch of engine and trainer, KL",
-    "seconds_wait_batch": "seconds of a step in which the trainer waits",
-    "tokens": "tokens of a step",
-}
-"""Curves by column of metrics.jsonl, in the order of the page."""
 LONGEST_TEXT = 20_000
 """Most characters of a text; a longer one loses its middle."""
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
@@ -55,7 +45,7 @@ class Content:
 
     Args:
         figures: figures of the run.
-        columns: value by step of each column of CURVES.
+        columns: value by step of each column of `curves.CURVES`.
         picks: completions by the words of their choice.
         differs: keys of the configuration with other values than the defaults, as YAML.
         configuration: the whole configuration as YAML.
@@ -76,6 +66,11 @@ class Content:
     troubles: Sequence[str] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     price: float | None = None
+
+    @property
+    def curves(self) -> list[Curve]:
+        """Curves with their titles, in the order of the page."""
+        return curves_of(self.figures.evaluations, self.columns)
 
 
 def shown(value: object, longest: int = LONGEST_TEXT) -> str:
@@ -148,9 +143,7 @@ def _table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def _curves(content: Content) -> Iterator[str]:
-    drawn = [curve(f"evaluation of {label}, {one.measure}", one.values, dots=True)
-             for label, one in content.figures.evaluations.items()]  # fmt: skip
-    drawn += [curve(CURVES[column], values) for column, values in content.columns.items() if values]
+    drawn = [curve(one.title, one.values, dots=one.is_evaluation) for one in content.curves]
     yield f'<div class="curves">{"".join(drawn)}</div>' if drawn else ""
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from actors.ops.view.diagnostics import seconds_in_words
+
 Stage = Literal["unknown", "nothing", "sampling", "scoring", "packing", "training"]
 
 TRAINER_IDLE = 0.2
@@ -25,6 +27,16 @@ second."""
 STAGE_OF_ACTOR: dict[str, Stage] = {
     "rollout": "sampling", "inference": "sampling", "reward": "scoring", "trainer": "training",
 }  # fmt: skip
+
+
+def evaluation_words(progress: Mapping[str, Any]) -> str:
+    """Return how far the running evaluation is: `version 8, 70 of 100 prompts, about 12 s left`."""
+    evaluation = progress.get("evaluation")
+    if not evaluation:  # of a packer that has not looked yet
+        return f"{progress['eval_open']} prompts to go"
+    counts = f"version {evaluation['version']}, {evaluation['done']} of {evaluation['total']} prompts"
+    seconds = evaluation["seconds_left"]
+    return counts if seconds is None else f"{counts}, about {seconds_in_words(seconds)} left"
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ def limits(progress: Mapping[str, Any]) -> Limit:
     if progress["eval_open"]:  # tickets of an evaluation go before those of training (P26)
         return Limit(
             "sampling",
-            f"an evaluation comes first: {progress['eval_open']} prompts to go",
+            f"an evaluation comes first: {evaluation_words(progress)}",
             "eval.num_prompts or eval.every_steps, if evaluations take too long",
         )
     idle = progress["idle"]

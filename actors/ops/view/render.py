@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.ops.view.diagnostics import dealt_with, diagnose, learning, seconds_in_words
-from actors.ops.view.limits import limits
+from actors.ops.view.limits import evaluation_words, limits
 
 MARGIN = 11
 """Width of the headings on the left, in characters."""
@@ -144,7 +144,7 @@ def describe(progress: Mapping[str, Any], elapsed_seconds: float) -> str:
         counts = (progress["issued"], progress["settled"], progress["composed"])
         parts.append("groups sampling {} settled {} packed {}".format(*counts))
     if progress.get("eval_open"):
-        parts.append(f"evaluating, {progress['eval_open']} prompts to go")
+        parts.append(f"evaluating: {evaluation_words(progress)}")
     if progress["phase"] == "starting":
         parts.append("peers " + " ".join(f"{role} {count}" for role, count in sorted(progress["peers"].items())))
     if (missing := progress.get("missing")) and progress["phase"] in ("starting", "running"):

@@ -2,20 +2,27 @@
 
 import json
 import re
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from actors.cli import main
+from actors.ops.compare.figures import Evaluated
+from actors.ops.compare.picture import MEAN_OF
 from actors.ops.report.command import content_of
+from actors.ops.report.curves import curves_of
 from actors.ops.report.page import LONGEST_TEXT, shown
 from actors.ops.report.picks import picked
+from actors.ops.report.pictures import draw
 from actors.ops.report.svg import POINTS, curve, thinned
 from schemas.config import load_config
-from tests.actors.ops.compare.test_compare import leave_run
+from tests.actors.ops.compare.test_compare import EVALS, leave_run
 
 ALLOWED = {
     "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "section", "div", "svg", "text", "path",
@@ -66,8 +73,11 @@ def with_samples(output: Path, groups: list[dict[str, Any]]) -> Path:
 
 
 def report(output: Path, *options: str) -> str:
-    """The page, written by the command."""
-    assert main(["report", str(output), *options]) == 0
+    """The page, written by the command; pictures, which take a second, only where they are asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "--pictures" not in options:
+            patch.setattr("actors.ops.report.command.can_draw", lambda: False)
+        assert main(["report", str(output), *options]) == 0
     return (output / "report.html").read_text(encoding="utf-8")
 
 
@@ -220,3 +230,70 @@ def test_a_long_run_has_a_page_within_seconds(tmp_path: Path) -> None:
     assert time.process_time() - started < 30
     assert len(text) < 300_000
     assert content_of(load_config(output / "config.resolved.yaml"), 4, None).figures.steps == 20_000
+
+
+def colours(path: Path) -> int:
+    """Number of different colours of a picture, read by the program that people look with."""
+    pixels = imread(path)
+    assert pixels.shape == (384, 840, 4)
+    return len(np.unique((pixels.reshape(-1, 4) * 255).astype(np.uint8), axis=0))
+
+
+@pytest.mark.parametrize("steps", [1, MEAN_OF, 1200])
+def test_each_curve_is_a_picture_too(tmp_path: Path, steps: int) -> None:
+    """Those of the page and no other, in the folder asked for; a second report replaces them."""
+    output = leave_run(tmp_path / "run", steps, evals=EVALS if steps > 1 else [])
+    for _ in range(2):
+        text = report(output, "--pictures", str(tmp_path / "for" / "slides"))
+    written = sorted(path.name for path in (tmp_path / "for" / "slides").iterdir())
+    of_evals = ["eval-1-reverse_text.png"] if steps > 1 else []
+    assert written == [*of_evals, "reward_mean.png", "seconds_wait_batch.png", "tokens.png"]
+    assert text.count("<svg ") == len(written)
+    # the grey of the steps, the blue of their mean, and what lies between them and the paper
+    assert all(colours(tmp_path / "for" / "slides" / name) > 20 for name in written)
+    assert not (output / "report-pictures").exists()
+
+
+def test_pictures_follow_the_page(tmp_path: Path, capsys: Any) -> None:
+    """In a folder next to it, with its name."""
+    output, page = leave_run(tmp_path / "run"), tmp_path / "mine"
+    for options, wrote, folder in (
+        ([], output / "report.html", output / "report-pictures"),
+        (["--output", str(page)], page, tmp_path / "mine-pictures"),
+    ):
+        assert main(["report", str(output), *options]) == 0
+        assert capsys.readouterr().out == f"wrote {wrote}\nwrote 4 pictures to {folder}\n"
+        assert len(list(folder.iterdir())) == 4
+
+
+def test_hostile_names_of_evaluations_are_drawn_and_name_no_other_file(tmp_path: Path) -> None:
+    """No formula, no place outside of the folder, no file of another evaluation."""
+    labels = [*HOSTILE, "../../up", "/etc/up", "$\\frac{$", "x" * 300, "x" * 301]
+    curves = curves_of({label: Evaluated("$exact^{match", {0: 0.5, 4: 1.0}) for label in labels}, {})
+    paths = draw(curves, tmp_path / "pictures")
+    assert len({path.resolve() for path in paths}) == len(labels)
+    assert {path.resolve().parent for path in paths} == {tmp_path.resolve() / "pictures"}
+    assert all(re.fullmatch("[A-Za-z0-9._-]{1,100}", path.name) for path in paths)
+    assert all(colours(path) > 20 for path in paths)
+
+
+def test_without_matplotlib_there_is_the_page_and_a_word(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error only for a user who asks for pictures, and then before anything is written."""
+    output = leave_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["report", str(output), "--pictures", str(tmp_path / "pictures")]) == 2
+    words = "needs matplotlib; install grpo-actors[plots]\n"
+    assert capsys.readouterr().err == f"--pictures: {words}"
+    assert not (output / "report.html").exists()
+    assert main(["report", str(output)]) == 0
+    assert capsys.readouterr() == (f"wrote {output / 'report.html'}\n", f"no pictures: {words}")
+
+
+def test_pictures_that_can_not_be_written_are_told_by_their_option(tmp_path: Path, capsys: Any) -> None:
+    """A folder under a file."""
+    output = leave_run(tmp_path / "run")
+    (tmp_path / "file").touch()
+    assert main(["report", str(output), "--pictures", str(tmp_path / "file" / "pictures")]) == 2
+    assert capsys.readouterr().err.startswith(f"--pictures: {tmp_path / 'file' / 'pictures'} can't be written: ")

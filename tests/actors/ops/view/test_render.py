@@ -129,3 +129,11 @@ def test_more_steps_than_are_asked_for_are_told_as_such():
     """trainer.max_steps was lowered to 10 when 40 were trained: 40/10 would be a riddle."""
     line = describe(PROGRESS | {"phase": "done", "step": 40, "max_steps": 10}, 1.0)
     assert "done  step 40 (trainer.max_steps 10)" in line
+
+
+def test_a_running_evaluation_is_told_with_its_time_left():
+    """On a screen as the limit of the run, and in a line."""
+    known = {"eval_open": 30, "evaluation": {"version": 8, "done": 70, "total": 100, "seconds_left": 12.4}}
+    words = "version 8, 70 of 100 prompts, about 12 s left"
+    assert f"limit      sampling: an evaluation comes first: {words}" in render(View("r", "out", PROGRESS | known), 120)
+    assert f"  evaluating: {words}" in describe(PROGRESS | known, 0.0)

@@ -1,0 +1,1 @@
+"""Samples of a run while they are recorded (`actors samples RUN --follow`)."""
