@@ -388,7 +388,7 @@ def record_values(config: RunConfig, messages: Sequence[ScoredGroup], step: int,
                 float(batch.loss_tokens.sum()),
                 entropy_T=-2 * logprobs_T,
             )
-            writer.keep(batch, number, inputs, compute_loss(inputs, config.trainer).tokens)
+            writer.record(batch, number, inputs, compute_loss(inputs, config.trainer).tokens)
         writer.write(batch)
         writer.close()
 
