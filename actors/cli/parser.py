@@ -27,6 +27,9 @@ CLUSTERS = ("slurm", "kubernetes", "ray", "skypilot", "dstack")
 MACHINE = "actors on one machine, e.g. trainer:0,inference:0-3 (default: all of the run)"
 FORK = "continue from the newest checkpoint even if identity keys of run.yaml differ; later steps are sampled again"
 
+Add = Callable[..., argparse.ArgumentParser]
+"""Function (name, command, text, config=True) that adds a subcommand; `config`: whether it takes run.yaml first."""
+
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; each subcommand sets `command` to its function."""
@@ -46,6 +49,13 @@ def make_parser() -> argparse.ArgumentParser:
             _add_overrides(sub)
         return sub
 
+    for section in (_add_starts, _add_forecasts, _add_run, _add_views, _add_repairs, _add_tools):
+        section(add)
+    return parser
+
+
+def _add_starts(add: Add) -> None:
+    """Add what writes and starts whole runs."""
     new = add("init", commands.init, "Write a commented run.yaml, from options or from questions.", config=False)
     new.add_argument("folder", nargs="?", type=Path, default=Path(), help="folder of the files (default: this one)")
     new.add_argument("--model", metavar="PATH", help="model folder, or name on the Hugging Face hub")
@@ -87,6 +97,10 @@ def make_parser() -> argparse.ArgumentParser:
     node.add_argument("--fork", action="store_true", help=FORK)
     # given by the wrapper of `actors launch --on ray` alone
     node.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+
+
+def _add_forecasts(add: Add) -> None:
+    """Add what tells of a configuration without a run."""
     check = add(
         "check", commands.check, "Check a configuration, without GPU or model; only --memory reads the model's config."
     )
@@ -106,6 +120,10 @@ def make_parser() -> argparse.ArgumentParser:
         commands.show,
         "Print each edge of the bus: which end binds, which connects, and the high-water mark.",
     )
+
+
+def _add_run(add: Add) -> None:
+    """Add `run`, a single actor."""
     run = add("run", commands.run, "Run a single actor.", config=False)
     run.add_argument("actor", choices=ACTORS)
     run.add_argument("--config", type=Path, required=True, help="run.yaml, the same for all actors of a run")
@@ -123,6 +141,10 @@ def make_parser() -> argparse.ArgumentParser:
     # given by `actors node` alone: only the node's supervisor drains the actor, by a signal of its own
     run.add_argument("--of-node", action="store_true", help=argparse.SUPPRESS)
     _add_overrides(run)
+
+
+def _add_views(add: Add) -> None:
+    """Add what shows runs."""
     for name, text in (
         ("top", "Watch a run from another terminal; Ctrl-C stops watching, not the run."),
         ("status", "Print a screen about a run; exit code 0: healthy, 1: not healthy, 2: no such run."),
@@ -178,6 +200,10 @@ def make_parser() -> argparse.ArgumentParser:
     traced.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     traced.add_argument("--step", type=_steps, required=True, metavar="A..B", help="the steps, or a single one")
     traced.add_argument("--out", type=Path, metavar="FILE", help="trace file (default: trace-A-B.json)")
+
+
+def _add_repairs(add: Add) -> None:
+    """Add what goes back in a run, or does a part of it again."""
     rewind = add("rewind", commands.show, "Make a stopped run continue from an older checkpoint.", config=False)
     rewind.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     rewind.add_argument("--step", type=int, required=True, help="step of the checkpoint")
@@ -200,6 +226,10 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="ORDINAL[:COMPLETION]",
         help="the group to play again with its environment or agent, without a model",
     )
+
+
+def _add_tools(add: Add) -> None:
+    """Add what stands beside runs: keys, translations, shells and editors."""
     keys = add("keys", commands.show, "Create, rotate or show the keys of the bus.", config=False)
     keys.add_argument("action", choices=("new", "rotate", "show"))
     keys.add_argument("folder", type=Path, metavar="DIR", help="the folder of bus.keys")
@@ -218,7 +248,6 @@ def make_parser() -> argparse.ArgumentParser:
     completion = add("completion", commands.show, "Print the script that completes `actors` in a shell.", config=False)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     add("schema", commands.show, "Print the JSON Schema of run.yaml, for editors.", config=False)
-    return parser
 
 
 class _Version(argparse.Action):

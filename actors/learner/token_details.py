@@ -53,7 +53,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a micro-batch with a chosen group has computed."""
+    """Values computed for a micro-batch with a chosen group."""
 
     inputs: LossInputs
     tokens: TokenDetails | None

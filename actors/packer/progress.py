@@ -39,6 +39,8 @@ FORGET_SECONDS = 600.0
 """Seconds for which an actor that vanished without a farewell is still listed."""
 FILE_SECONDS = 5.0
 """Seconds between two writes of progress.json, which tells of the run while no packer runs."""
+ALIVE_SECONDS = 3 * FILE_SECONDS + 1.0
+"""Age of progress.json up to which its packer is taken to run, where only the file can be seen."""
 NAMED_SETTINGS = (
     ("rollout", "max_concurrent_groups"),
     ("reward", "max_concurrent_groups"),

@@ -105,7 +105,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 class RunFiles(Protocol):
-    """What the catalogue asks of a configuration."""
+    """Interface of a configuration, as far as the catalogue needs it."""
 
     @property
     def output(self) -> Path:

@@ -76,15 +76,15 @@ class CatalogueKeeper:
 
     def _follow(self) -> None:
         """Start the process, read what it says, and start another one if it dies."""
-        while (process := self._started()) is not None:
-            assert process.stdout is not None
-            with process.stdout as lines:
-                for line in lines:
-                    self.problem = line.removesuffix("\n")
-            code = process.wait()
-            if not self._stop.is_set():
+        while not self._stop.is_set():
+            if (process := self._started()) is not None:
+                assert process.stdout is not None
+                with process.stdout as lines:
+                    for line in lines:
+                        self.problem = line.removesuffix("\n")
+                code = process.wait()
                 self.problem = f"the process that keeps the catalogue has ended with {code}, and is started again"
-                self._stop.wait(RESTART_SECONDS)
+            self._stop.wait(RESTART_SECONDS)
 
     def _started(self) -> "subprocess.Popen[str] | None":
         with self._lock:
@@ -100,7 +100,8 @@ class CatalogueKeeper:
                     start_new_session=True,
                 )
             except OSError as error:
-                self.problem = f"no process to keep the catalogue: {error}"
+                # too many processes, or no memory: others may end
+                self.problem = f"the process that keeps the catalogue can't be started now, and is tried again: {error}"
                 return None
             return self._process
 

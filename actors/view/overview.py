@@ -13,14 +13,12 @@ from actors.ops.view.diagnostics import dealt_with, diagnose
 from actors.ops.view.disk import view_on_disk
 from actors.ops.view.limits import limits
 from actors.ops.view.render import View, time_left
-from actors.packer.progress import FILE_SECONDS
+from actors.packer.progress import ALIVE_SECONDS
 from actors.telemetry.reporter import read_lines
 from actors.view.curves import Curves
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
 
-ALIVE_SECONDS = 3 * FILE_SECONDS + 1.0
-"""Age of progress.json above which a run counts as ended or dead."""
 RECENT_STEPS = 20
 """Newest steps of which the figures are means."""
 FIGURES = {

@@ -19,38 +19,33 @@ def share_of_step(inputs: LossInputs, values_T: Tensor, average: Average) -> Ten
     Raises:
         ValueError: `max_length` without inputs.max_completion_length.
     """
-    total = values_T.sum()
-    # denominators of the whole step, over all ranks: with those of this micro-batch, a token's loss would depend on the
-    # samples that it was packed with, as in TRL's bnpo
-    match average:
-        case "step_tokens":
-            return total / max(inputs.loss_tokens, 1)
-        case "micro_batch_tokens":
-            return total / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)
-        case "completion_means":
-            # a completion counts once, in the micro-batch that holds it whole, or in shares
-            return inputs.over_completion(values_T).sum() / step_completions(inputs)
-        case "completion_sums":
-            return total / step_completions(inputs)
-        case "max_length":
-            if inputs.max_completion_length < 1:
-                raise ValueError("max_completion_length: this loss divides by it, so it must be given")
-            return total / (step_completions(inputs) * inputs.max_completion_length)
+    return _divided(inputs, _counted(inputs, values_T, average).sum(), average)
 
 
 def token_shares(inputs: LossInputs, values_T: Tensor, average: Average) -> Tensor:
     """Return each token's part of `share_of_step`, (T,), for records; the parts add up to the share."""
+    return _divided(inputs, _counted(inputs, values_T, average), average)
+
+
+def _counted(inputs: LossInputs, values_T: Tensor, average: Average) -> Tensor:
+    # a completion counts once, in the micro-batch that holds it whole, or in shares
+    return inputs.over_completion(values_T) if average == "completion_means" else values_T
+
+
+def _divided(inputs: LossInputs, values: Tensor, average: Average) -> Tensor:
+    # denominators of the whole step, over all ranks: with those of this micro-batch, a token's loss would depend on the
+    # samples that it was packed with, as in TRL's bnpo
     match average:
         case "step_tokens":
-            return values_T / max(inputs.loss_tokens, 1)
+            return values / max(inputs.loss_tokens, 1)
         case "micro_batch_tokens":
-            return values_T / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)
-        case "completion_means":
-            return inputs.over_completion(values_T) / step_completions(inputs)
-        case "completion_sums":
-            return values_T / step_completions(inputs)
+            return values / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)
+        case "completion_means" | "completion_sums":
+            return values / step_completions(inputs)
         case "max_length":
-            return values_T / (step_completions(inputs) * max(inputs.max_completion_length, 1))
+            if inputs.max_completion_length < 1:
+                raise ValueError("max_completion_length: this loss divides by it, so it must be given")
+            return values / (step_completions(inputs) * inputs.max_completion_length)
 
 
 def step_completions(inputs: LossInputs) -> int:

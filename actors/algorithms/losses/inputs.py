@@ -262,7 +262,7 @@ class TokenDetails:
     ratio_T: Tensor | None
     """Importance ratio of the loss, (T,); None if it names none."""
     rules: Mapping[str, Tensor]
-    """As `TokenLoss.rules`, with those of the modifiers."""
+    """Tokens that a rule of the loss or of a modifier masks or clips, by rule, as in `TokenLoss.rules`."""
 
 
 @dataclass(frozen=True)

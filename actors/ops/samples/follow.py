@@ -13,7 +13,7 @@ from typing import Any
 from actors.ops.compare.figures import outcome_of
 from actors.ops.previous_run import read_left
 from actors.ops.view.render import printable
-from actors.packer.progress import FILE_SECONDS
+from actors.packer.progress import ALIVE_SECONDS
 from actors.telemetry.samples import group_text, newest_groups
 from actors.telemetry.samples_tail import SamplesTail
 from schemas.config import load_config
@@ -23,8 +23,6 @@ POLL_SECONDS = 0.25
 """Seconds between two looks at the samples."""
 OUTCOME_SECONDS = 1.0
 """Seconds between two looks at the state of the run."""
-ALIVE_SECONDS = 3 * FILE_SECONDS
-"""Age of progress.json up to which a packer on another machine is taken to run."""
 EXIT_LEFT, EXIT_FAILED = 0, 1
 
 

@@ -1,13 +1,16 @@
 """The process that keeps a catalogue: it follows the run, ends with its viewer, and is replaced if it dies."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,3 +86,25 @@ def test_a_viewer_that_is_killed_leaves_no_process(make: Make, tmp_path: Path) -
         viewer.kill()
     # a zombie of a parent that is gone is taken by init
     until(lambda: not Path(f"/proc/{pid}").exists() or "(zombie)" in Path(f"/proc/{pid}/status").read_text())
+
+
+def test_a_process_that_can_not_be_started_is_tried_again(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with too many processes: the page says so, until there is room."""
+    monkeypatch.setattr(keeper, "RESTART_SECONDS", 0.2)
+    has_room, started = threading.Event(), subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        if not has_room.is_set():
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return started(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    run = make(1)
+    kept = CatalogueKeeper(run.config, tmp_path / "cache")
+    until(lambda: "can't be started now" in kept.problem)
+    has_room.set()
+    until(lambda: kept.problem == "")
+    until(lambda: groups(catalogue_of(run, tmp_path / "cache")) == 3)
+    kept.close()

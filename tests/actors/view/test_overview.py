@@ -3,8 +3,9 @@
 import json
 import time
 
+from actors.packer.progress import ALIVE_SECONDS
 from actors.view.curves import Curves
-from actors.view.overview import ALIVE_SECONDS, evaluations, groups, overview
+from actors.view.overview import evaluations, groups, overview
 from actors.view.recorded import counts_of
 from tests.actors.view.conftest import Make
 from tests.actors.view.runs import MadeRun

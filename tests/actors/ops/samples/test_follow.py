@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from actors.cli import main
-from actors.ops.samples.follow import ALIVE_SECONDS, OUTCOME_SECONDS, Follower, outcome_seen
+from actors.ops.samples.follow import OUTCOME_SECONDS, Follower, outcome_seen
+from actors.packer.progress import ALIVE_SECONDS
 from actors.telemetry.reporter import Reporter
 from tests.actors.ops.compare.test_compare import leave_run
 from tests.actors.telemetry.test_samples_tail import record
