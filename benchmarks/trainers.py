@@ -30,7 +30,11 @@ CASES: dict[str, Sequence[str]] = {
     "muon": ("trainer.optimizer.type=muon", "trainer.learning_rate=2e-4", "trainer.optimizer.adamw_learning_rate=1e-3"),
     "lora": LORA,
     "qlora nf4": (*LORA, "model.quantization.type=nf4"),
+    "lora fp8": LORA,
+    "lora nvfp4": LORA,
 }
+WRITTEN = {"lora fp8": "fp8", "lora nvfp4": "nvfp4"}
+"""Format of the model's files, of cases that do not train the model as it is."""
 
 
 def main() -> None:
@@ -52,7 +56,11 @@ def main() -> None:
 def measured(folder: Path, name: str, case: Sequence[str], steps: int) -> dict[str, Any]:
     """Return exact match and times of one run."""
     output = folder / name.replace(" ", "-")
-    places = (f"model.path={folder / 'model'}", f"output_dir={output}", f"trainer.max_steps={steps}")
+    model = folder / "model"
+    if name in WRITTEN:
+        model = folder / WRITTEN[name]
+        _run(sys.executable, "-m", "actors", "quantize", folder / "model", "--type", WRITTEN[name], "--output", model)
+    places = (f"model.path={model}", f"output_dir={output}", f"trainer.max_steps={steps}")
     _run(sys.executable, "-m", "actors", "up", QUICKSTART / "run.yaml", *places, *case)
     summary = json.loads((output / "summary.json").read_text(encoding="utf-8"))
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

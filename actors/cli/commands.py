@@ -280,6 +280,10 @@ def show(arguments: argparse.Namespace) -> int:
             from actors.ops.keys import keys
 
             text = keys(arguments.action, arguments.folder, arguments.finish)
+        case "quantize":
+            from actors.ops.quantize import quantize
+
+            text = quantize(arguments.model, arguments.type, arguments.output)
         case "completion":
             from actors.ops.completion import script
 

@@ -245,6 +245,12 @@ def _add_tools(add: Add) -> None:
     imported.add_argument("--reward", metavar="FILE.py:F", help="reward function, for rewards that no file names")
     imported.add_argument("--from-version", metavar="V", help="version whose defaults hold (default: newest known)")
     imported.set_defaults(words=[])
+    quantized = add(
+        "quantize", commands.show, "Write a model with weights of 8 or 4 bits, as a base for adapters.", config=False
+    )
+    quantized.add_argument("model", type=Path, metavar="MODEL", help="folder of the model in 16 or 32 bits")
+    quantized.add_argument("--type", choices=("fp8", "nvfp4"), required=True, help="format of the weights")
+    quantized.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")
     completion = add("completion", commands.show, "Print the script that completes `actors` in a shell.", config=False)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     add("schema", commands.show, "Print the JSON Schema of run.yaml, for editors.", config=False)

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.models import choices
 from actors.models.attention import implementation
 from actors.models.lora_forward import replace_forward
+from actors.models.quantized.loading import with_codes
+from actors.models.quantized.scheme import read_scheme
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
@@ -72,8 +74,13 @@ def load_model(
     # quantised on the device itself
     extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}
     try:
+        described = AutoConfig.from_pretrained(path or config.path, trust_remote_code=config.trust_remote_code)
+        scheme = read_scheme(getattr(described, "quantization_config", None), key)
+        if scheme is not None:
+            described = with_codes(described, scheme)
         model = AutoModelForCausalLM.from_pretrained(
             path or config.path,
+            config=described,
             dtype=dtype,
             attn_implementation=kernel,
             trust_remote_code=config.trust_remote_code,

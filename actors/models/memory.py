@@ -20,6 +20,8 @@ from actors.models import attention, loading
 from actors.models.attention import pack_row
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.logprobs import CHUNK_BYTES
+from actors.models.quantized.loading import hold_bytes, replace_layers
+from actors.models.quantized.scheme import read_scheme
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
 from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
@@ -173,6 +175,9 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") 
         model = AutoModelForCausalLM.from_config(
             described, dtype=dtype, attn_implementation=attention.PADDED, trust_remote_code=config.trust_remote_code
         )
+        if scheme := read_scheme(getattr(described, "quantization_config", None), key):
+            replace_layers(model, scheme)
+            hold_bytes(model)
     return model.train()  # training mode: checkpointing works in no other
 
 

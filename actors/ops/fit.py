@@ -57,6 +57,7 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
             f"{path} can attend to",
             fatal=not engine.has_server,  # a server may be configured to go beyond its model
         )
+    yield from _codes_findings(config)
     if config.model.lora is None:
         return
     targets, names = config.model.lora.target_modules, module_names(path)
@@ -71,6 +72,28 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
         yield Finding(
             f"model.lora.target_modules: the model has no module {', '.join(missing)}; it has {known}",
             fatal=len(missing) == len(targets),
+        )
+
+
+def _codes_findings(config: RunConfig) -> Iterator[Finding]:
+    """Check that a base model whose files have weights of 8 or 4 bits is one for adapters."""
+    described = _json(Path(config.model.path) / "config.json").get("quantization_config")
+    if described is None or described.get("quant_method") != "compressed-tensors":
+        return
+    # imported here, since it loads torch: few models have such files
+    from actors.models.quantized.scheme import read_scheme
+
+    scheme = read_scheme(described, "model.path")
+    if config.model.lora is None:
+        yield Finding("model.lora: empty, and the weights in model.path are quantised, so only adapters train on them")
+    if config.trainer.sharding == "fsdp":
+        yield Finding("trainer.sharding: fsdp can't spread the quantised weights in model.path; take none")
+    if scheme is not None and scheme.rounds_activations and config.inference.engine.has_server:
+        yield Finding(
+            "model.path: its quantization_config has input_activations, so the server also rounds the inputs of "
+            "layers, and the trainer does not; expect a mismatch of about 0.01, or quantise weights alone (actors "
+            "quantize)",
+            fatal=False,
         )
 
 

@@ -77,9 +77,12 @@ class QuantizationConfig(Section):
     @field_validator("type", mode="before")
     @classmethod
     def _trainable(cls, given: Any) -> Any:
-        # fp8 is a value that users expect to work; "must be nf4" alone would not tell why it does not.
-        if given == "fp8":
-            raise ValueError("transformers' fp8 layers have no backward pass, so not even adapters train; use nf4")
+        # values that users expect to work; "must be nf4" alone would not tell how they do
+        if given in ("fp8", "nvfp4"):
+            raise ValueError(
+                f"{given} weights are in the model's files, so that engines read the same: write them by `actors "
+                f"quantize MODEL --type {given} --output DIR`, name DIR in model.path, and leave out quantization"
+            )
         return given
 
 
@@ -133,8 +136,8 @@ class ModelConfig(Section):
     """Dropout as in the model's own config.json (GPT-2: 0.1), in the trainer. With dropout the trainer's logprobs
     differ from the engine's on the same weights. The adapter's dropout is `lora.dropout`."""
     quantization: Identity[QuantizationConfig | None] = None
-    """Quantisation of the base model in the trainer and in engine `embedded`. Needs `lora`. For vLLM also set
-    `inference.engine.quantization`. Empty: none."""
+    """Quantisation of the base model while trainer and engine `embedded` load it. Needs `lora`. For vLLM also set
+    `inference.engine.quantization`. Empty: none; a folder of `actors quantize` is quantised already."""
 
     @field_validator("dtype", mode="before")
     @classmethod

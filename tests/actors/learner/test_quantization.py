@@ -191,10 +191,10 @@ def test_without_the_library_the_extra_is_named(folder: Path, monkeypatch: Any) 
     ("section", "problem"),
     [
         ({"quantization": {"type": "nf4"}}, "quantised weights can't be trained themselves; set lora too"),
-        ({"lora": {}, "quantization": {"type": "fp8"}}, "fp8 layers have no backward pass"),
+        ({"lora": {}, "quantization": {"type": "fp8"}}, r"`actors quantize MODEL --type fp8 --output DIR`"),
     ],
 )
 def test_what_can_not_be_trained_is_refused(section: dict[str, Any], problem: str) -> None:
-    """All weights in four bits; a base in fp8."""
+    """All weights in four bits; fp8, which is in the model's files."""
     with pytest.raises(ValueError, match=problem):
         ModelConfig.model_validate({"path": "some/model"} | section)
