@@ -1,6 +1,8 @@
 # The two commands: `make quickstart` and `make test`. Both set up .venv, once.
 PYTHON ?= python3
 PIP_ARGS ?=
+# Python compiles a module when it is first imported; pip would compile all of them, for minutes.
+INSTALL = pip install --quiet --no-compile $(PIP_ARGS)
 SEED ?= 0
 N ?= 200
 BIN := .venv/bin
@@ -9,7 +11,7 @@ ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv agents
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart quickstart-lora quickstart-turns check check-312 test test-long rehearsal system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl clean
+.PHONY: quickstart quickstart-lora quickstart-turns check check-312 test test-long rehearsal packages system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -40,6 +42,9 @@ check-312: .venv-312/stamp
 # Every phase of the hour on a GPU, in toy sizes on the CPU, with the packages of a GPU machine alone: three minutes.
 rehearsal: .venv/dev.stamp .venv-bare/stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
+
+# The environments without this package, which can be made at the same time as another: `make -j2`.
+packages: .venv-bare/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 
 # An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; TRL: 1.4 GB; Ray and
 # trackers: 1.8 GB; and programs of the distribution, where that is allowed.
@@ -74,7 +79,7 @@ site: .venv/dev.stamp
 	$(BIN)/python -m mkdocs build --strict
 
 dashboards: .venv/run.stamp
-	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dashboards]"
+	$(BIN)/$(INSTALL) -c constraints.txt -e ".[dashboards]"
 	$(BIN)/python -m grafana
 
 # Tables and JSON under benchmarks/results; each measures its limit in the same run.
@@ -91,54 +96,54 @@ bench-trl: .venv/dev.stamp .venv-trl/stamp
 	$(PYTHON) -m venv .venv
 
 .venv/run.stamp: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[lora,plots]"
+	$(BIN)/$(INSTALL) -c constraints.txt -e ".[lora,plots]"
 	touch $@
 
 .venv/dev.stamp: .venv/run.stamp
-	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dev]"
+	$(BIN)/$(INSTALL) -c constraints.txt -e ".[dev]"
 	touch $@
 
 # vLLM's requirements do not allow the newest numpy.
 .venv-system/stamp: pyproject.toml constraints.txt tests/system/requirements.txt
 	$(PYTHON) -m venv .venv-system
 	grep -v ^numpy== constraints.txt > .venv-system/constraints.txt
-	.venv-system/bin/pip install --quiet $(PIP_ARGS) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev]"
+	.venv-system/bin/$(INSTALL) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev]"
 	touch $@
 
 # TRL, with the versions of this project's own packages.
 .venv-trl/stamp: pyproject.toml constraints.txt tests/system/requirements-trl.txt
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt -r tests/system/requirements-trl.txt -e ".[data,lora]"
+	.venv-trl/bin/$(INSTALL) -c constraints.txt -r tests/system/requirements-trl.txt -e ".[data,lora]"
 	touch $@
 
 # Ray and the trackers, with the versions of this project's own packages.
 .venv-extras/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-extras
-	.venv-extras/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[ray,wandb,tensorboard,trackio,mlflow,swanlab]"
+	.venv-extras/bin/$(INSTALL) -c constraints.txt -e ".[ray,wandb,tensorboard,trackio,mlflow,swanlab]"
 	touch $@
 
 # Packages of environments, for the workers of tests alone.
 .venv-environments/stamp: tests/system/environments/requirements.txt
 	$(PYTHON) -m venv .venv-environments
-	.venv-environments/bin/pip install --quiet $(PIP_ARGS) -r tests/system/environments/requirements.txt
+	.venv-environments/bin/$(INSTALL) -r tests/system/environments/requirements.txt
 	touch $@
 
 $(ENVIRONMENTS:%=.venv-%/stamp): .venv-%/stamp: tests/system/environments/requirements-%.txt
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/pip install --quiet $(PIP_ARGS) --no-deps -r $<
+	.venv-$*/bin/$(INSTALL) --no-deps -r $<
 	touch $@
 
 # What a machine with torch, transformers and peft has, and the wheels that are brought along.
 .venv-bare/stamp: constraints.txt benchmarks/gpu_wheels.txt
 	$(PYTHON) -m venv .venv-bare
-	.venv-bare/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt torch transformers peft
-	.venv-bare/bin/pip install --quiet $(PIP_ARGS) --no-deps -c constraints.txt -r benchmarks/gpu_wheels.txt bitsandbytes
+	.venv-bare/bin/$(INSTALL) -c constraints.txt torch transformers peft
+	.venv-bare/bin/$(INSTALL) --no-deps -c constraints.txt -r benchmarks/gpu_wheels.txt bitsandbytes
 	touch $@
 
 .venv-312/stamp: pyproject.toml constraints.txt
 	python3.12 -m venv .venv-312
 	grep -v ^torch== constraints.txt > .venv-312/constraints.txt
-	.venv-312/bin/pip install --quiet $(PIP_ARGS) -c .venv-312/constraints.txt torch==2.11.0 -e ".[dev]"
+	.venv-312/bin/$(INSTALL) -c .venv-312/constraints.txt torch==2.11.0 -e ".[dev]"
 	touch $@
 
 clean:
