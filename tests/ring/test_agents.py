@@ -86,6 +86,7 @@ def test_rewards_by_call_are_those_of_turns(tmp_path: Path, samples: str) -> Non
     assert all(line["reward/turns"] == 3.0 for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_call_may_be_a_sample_by_itself(tmp_path: Path) -> None:
     """AReaL's style `individual`: a call that continues another has it as its prompt."""
@@ -123,6 +124,7 @@ def test_services_take_the_trajectories_of_an_external_agent(tmp_path: Path) -> 
     assert all(line["reward/helper"] == 0.25 for line in trained(config))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the program of the page asks with curl")
 def test_the_program_of_the_page_is_trained(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def test_a_queue_goes_on_after_a_failed_run_and_the_next_start_repeats_that_one_
         assert check_promise(run).steps == 3
 
 
+@pytest.mark.long
 def test_a_stopped_queue_continues_where_it_was(tmp_path: Path) -> None:
     """TERM while the second of three runs: it saves and leaves, the third does not start; again, all three are done."""
     runs = [write(tmp_path, "a"), write(tmp_path, "b", reward=held_reward(tmp_path, 4)), write(tmp_path, "c")]
@@ -186,6 +187,7 @@ def test_a_stopped_queue_continues_where_it_was(tmp_path: Path) -> None:
         assert check_promise(run).dropped == {}
 
 
+@pytest.mark.long
 def test_a_sweep_runs_each_combination_in_a_folder_of_its_own(tmp_path: Path) -> None:
     """Two keys, two runs at a time; the comparison tells what differs."""
     config = ring_config(tmp_path, **SHORT)
@@ -210,6 +212,7 @@ def test_a_sweep_runs_each_combination_in_a_folder_of_its_own(tmp_path: Path) ->
     assert [line.split()[0] for line in compared[1:3]] == ["seed", "trainer.learning_rate"]
 
 
+@pytest.mark.long
 def test_a_run_dies_with_its_queue(tmp_path: Path) -> None:
     """SIGKILL: no run goes on without anybody, and the same command continues."""
     config = write(tmp_path, "a", reward=held_reward(tmp_path, 4))

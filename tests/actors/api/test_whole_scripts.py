@@ -132,15 +132,15 @@ def calling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "rewards"),
     [
         # functions of the script are imported by a process for rewards too
         ('reward_funcs=right, tools=[add], args=GRPOConfig(run_keys={"up.reward": 1}, **arguments)', {"reward/right"}),
-        pytest.param(
+        (
             "reward_funcs=right, environment_factory=Calculator, args=GRPOConfig(**arguments)",
             {"reward/right", "reward/Calculator"},
-            marks=pytest.mark.long,
         ),
     ],
     ids=["tools", "environment_factory"],
