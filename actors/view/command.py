@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from actors.ops.view.watch import config_of
+from actors.ops.screens.watch import config_of
 from actors.view.access import token_for
 from actors.view.catalogue import cache_folder
 from actors.view.server import application

@@ -1,7 +1,7 @@
 """How a run stands, from its files alone: no process of the run is asked, so a dead run is read as a living one.
 
 The packer writes progress.json every FILE_SECONDS. A newer file is of a living run; an older one is of a run that has
-ended or died, and `actors.ops.view.disk` says how, as for `actors status`.
+ended or died, and `actors.ops.screens.disk` says how, as for `actors status`.
 """
 
 import time
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from actors.ops.previous_run import read_left
-from actors.ops.view.diagnostics import dealt_with, diagnose
-from actors.ops.view.disk import view_on_disk
-from actors.ops.view.limits import limits
-from actors.ops.view.render import View, time_left
+from actors.ops.screens.diagnostics import dealt_with, diagnose
+from actors.ops.screens.disk import view_on_disk
+from actors.ops.screens.limits import limits
+from actors.ops.screens.render import View, time_left
 from actors.packer.progress import ALIVE_SECONDS
 from actors.telemetry.reporter import read_lines
 from actors.view.curves import Curves

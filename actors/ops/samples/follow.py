@@ -12,7 +12,7 @@ from typing import Any
 
 from actors.ops.compare.figures import outcome_of
 from actors.ops.previous_run import read_left
-from actors.ops.view.render import printable
+from actors.ops.screens.render import printable
 from actors.packer.progress import ALIVE_SECONDS
 from actors.telemetry.samples import group_text, newest_groups
 from actors.telemetry.samples_tail import SamplesTail

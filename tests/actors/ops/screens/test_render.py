@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.ops.view.render import MAX_ACTORS, View, describe, render
-from tests.actors.ops.view.progresses import PROGRESS
+from actors.ops.screens.render import MAX_ACTORS, View, describe, render
+from tests.actors.ops.screens.progresses import PROGRESS
 
 
 def shown(columns: int = 100, **changes: object) -> list[str]:

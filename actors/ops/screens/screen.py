@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from actors.ops.view.render import View, describe, printable, render
+from actors.ops.screens.render import View, describe, printable, render
 from schemas.config import RunConfig
 
 REFRESH_SECONDS = 0.5

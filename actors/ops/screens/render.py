@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.ops.view.diagnostics import dealt_with, diagnose, learning, seconds_in_words
-from actors.ops.view.limits import evaluation_words, limits
+from actors.ops.screens.diagnostics import dealt_with, diagnose, learning, seconds_in_words
+from actors.ops.screens.limits import evaluation_words, limits
 
 MARGIN = 11
 """Width of the headings on the left, in characters."""

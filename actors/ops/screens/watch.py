@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from actors.ops.view.disk import has_ended_on_disk, view_on_disk
-from actors.ops.view.render import View, render
-from actors.ops.view.screen import Screen
+from actors.ops.screens.disk import has_ended_on_disk, view_on_disk
+from actors.ops.screens.render import View, render
+from actors.ops.screens.screen import Screen
 from actors.process.membership import Membership
 from actors.telemetry.logs import configure_logs
 from bus.topology import Addresses
