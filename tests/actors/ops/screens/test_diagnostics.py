@@ -2,7 +2,8 @@
 
 import pytest
 
-from actors.ops.screens.diagnostics import dealt_with, diagnose, learning, seconds_in_words
+from actors.ops.screens.diagnostics import dealt_with, diagnose, learning
+from actors.process.durations import seconds_in_words
 from tests.actors.ops.screens.progresses import PROGRESS, settings
 
 

@@ -137,3 +137,13 @@ def test_a_running_evaluation_is_told_with_its_time_left():
     words = "version 8, 70 of 100 prompts, about 12 s left"
     assert f"limit      sampling: an evaluation comes first: {words}" in render(View("r", "out", PROGRESS | known), 120)
     assert f"  evaluating: {words}" in describe(PROGRESS | known, 0.0)
+
+
+def test_a_long_piece_of_work_is_in_front_of_its_actor():
+    """With a bar and the time left, on the screen and in the log line."""
+    task = {"name": "load model", "done": 30, "total": 120, "unit": "tensors", "seconds": 10.0}
+    actors = [one | ({"task": task} if one["kind"] == "trainer" else {}) for one in PROGRESS["actors"]]
+    words = "load model: 30 of 120 tensors, about 30 s left"
+    lines = render(View("run", "/o", PROGRESS | {"actors": actors}), 160)
+    assert [line for line in lines if words in line and "#####..............." in line and "trainer-0" in line]
+    assert f"trainer-0: {words}" in describe(PROGRESS | {"actors": actors}, 5.0)
