@@ -164,6 +164,7 @@ def test_a_full_disk_of_a_tracker_holds_up_nothing_and_it_catches_up(tmp_path: P
             assert up.wait(PATIENCE_SECONDS) == 0, run.log.read_text()
         finally:
             up.kill()
+        assert all(path.stat().st_size for path in (disk / "logs").rglob("events.*"))
         (points,) = run.shown(disk / "logs" / run.config.name).values()
         run.check(points)
 

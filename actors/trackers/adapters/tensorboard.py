@@ -82,6 +82,9 @@ class TensorboardTracker:
             writer.close()
 
     def _start_file(self, purge_step: int) -> None:
+        for path in self._folder.glob("events.out.tfevents.*"):
+            if not path.stat().st_size:  # of a try on a full disk, of which there may be one a minute
+                path.unlink()
         # readers take files in the order of their names, which start with the second of their creation
         existing = [path.name.split(".")[3] for path in self._folder.glob("events.out.tfevents.*")]
         newest = max((int(second) for second in existing if second.isdecimal()), default=0)

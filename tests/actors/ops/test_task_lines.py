@@ -14,7 +14,7 @@ def made(age: float, total: float = 4.0) -> Task:
     return task
 
 
-def test_a_terminal_has_a_bar_that_goes_with_its_task():
+def test_a_terminal_has_a_bar_that_goes_with_its_task() -> None:
     """With name and amount; short work has none."""
     stream, short, long = io.StringIO(), made(0.1), made(5.0)
     bars = Bars(stream)
@@ -29,7 +29,7 @@ def test_a_terminal_has_a_bar_that_goes_with_its_task():
     assert stream.getvalue().endswith("\r")
 
 
-def test_a_bar_of_another_task_takes_the_place_of_the_one_before():
+def test_a_bar_of_another_task_takes_the_place_of_the_one_before() -> None:
     """One bar at a time is on the screen."""
     stream, first, second = io.StringIO(), made(5.0), made(5.0, total=8.0)
     bars = Bars(stream)
@@ -41,7 +41,7 @@ def test_a_bar_of_another_task_takes_the_place_of_the_one_before():
     assert "2/8" in stream.getvalue().rpartition("\r")[2]
 
 
-def test_a_pipe_has_lines_at_intervals():
+def test_a_pipe_has_lines_at_intervals() -> None:
     """The first after 10 s."""
     stream, task = io.StringIO(), made(5.0)
     lines = TextLines(stream)
@@ -53,7 +53,7 @@ def test_a_pipe_has_lines_at_intervals():
     assert stream.getvalue() == "read data.jsonl: 3 of 4 rows, about 4 s left\n"
 
 
-def test_a_stream_that_is_gone_ends_no_work():
+def test_a_stream_that_is_gone_ends_no_work() -> None:
     """A closed pipe, or a full disk."""
 
     class Gone(io.StringIO):

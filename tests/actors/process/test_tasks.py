@@ -1,15 +1,17 @@
 """Long work of a process: its words, its times, and who is told of it."""
 
 import time
+from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from actors.process import tasks
 from actors.process.library_bars import bars_for
+from actors.process.membership import Membership
 from actors.process.tasks import LogTeller, Task, reported, task, task_words
 from schemas.messages import ObserverHeartbeat
-from tests.actors.process.test_membership import peers  # noqa: F401 - a fixture
+from tests.actors.process.test_membership import Packer, peers  # noqa: F401 - a fixture
 from tests.ring.harness import wait_until
 
 
@@ -30,7 +32,7 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder(monkeypatch):
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """A teller that is told at each step of the work."""
     made = Recorder()
     monkeypatch.setattr(tasks, "TELL_SECONDS", 0.0)
@@ -51,12 +53,14 @@ def recorder(monkeypatch):
         (("start vLLM", 0, 0, "", 300.0), "start vLLM: for 5 min"),
     ],
 )
-def test_words_of_a_task_have_the_amount_and_the_time_left(values, words):
+def test_words_of_a_task_have_the_amount_and_the_time_left(
+    values: tuple[str, float, float, str, float], words: str
+) -> None:
     """The time left follows from the mean pace; without a total there is the time so far."""
     assert task_words(*values) == words
 
 
-def test_a_teller_hears_of_each_step_and_of_the_end_of_failed_work(recorder):
+def test_a_teller_hears_of_each_step_and_of_the_end_of_failed_work(recorder: Recorder) -> None:
     """A task ends with its block, well or not."""
 
     def read() -> None:
@@ -71,7 +75,7 @@ def test_a_teller_hears_of_each_step_and_of_the_end_of_failed_work(recorder):
     assert reported() is None
 
 
-def test_the_innermost_task_is_reported_and_measured(recorder):
+def test_the_innermost_task_is_reported_and_measured(recorder: Recorder) -> None:
     """Work within work is what an actor does now."""
     with task("start engine"), task("write checkpoint", 10, "bytes", lambda: 4):
         found = reported()
@@ -81,7 +85,7 @@ def test_the_innermost_task_is_reported_and_measured(recorder):
     assert reported() is None
 
 
-def test_a_measure_that_fails_keeps_the_last_amount():
+def test_a_measure_that_fails_keeps_the_last_amount() -> None:
     """A file may be replaced while it is measured."""
 
     def measure() -> float:
@@ -94,7 +98,7 @@ def test_a_measure_that_fails_keeps_the_last_amount():
     assert found.done == 3
 
 
-def test_a_log_has_lines_at_intervals_and_the_end_of_long_work(monkeypatch):
+def test_a_log_has_lines_at_intervals_and_the_end_of_long_work() -> None:
     """Short work says nothing."""
     made = LogTeller()
     with structlog.testing.capture_logs() as lines, task("read data", 4, "rows") as reading:
@@ -110,7 +114,7 @@ def test_a_log_has_lines_at_intervals_and_the_end_of_long_work(monkeypatch):
     assert lines[0]["task"] == "read data: 1 of 4 rows, about 33 s left"
 
 
-def test_bars_of_a_library_tell_the_task(recorder):
+def test_bars_of_a_library_tell_the_task(recorder: Recorder) -> None:
     """Bars of one unit are added up; another unit is the next part of the work."""
     with task("load model") as loading:
         bars = bars_for(loading)
@@ -124,17 +128,18 @@ def test_bars_of_a_library_tell_the_task(recorder):
 
 
 @pytest.mark.parametrize("peers", [30.0], indirect=True)
-def test_heartbeats_carry_the_task_under_way(peers):  # noqa: F811 - the fixture
+def test_heartbeats_carry_the_task_under_way(peers: tuple[Membership, Packer]) -> None:  # noqa: F811 - the fixture
     """And no task once it has ended."""
     _, packer = peers
     with task("load model", 4, "tensors") as loading:
         loading.advance(3)
         wait_until(lambda: packer.heartbeats[-1].task is not None, "a heartbeat with the task")
         found = packer.heartbeats[-1].task
+        assert found is not None
         assert (found.name, found.done, found.total) == ("load model", 3, 4)
     wait_until(lambda: packer.heartbeats[-1].task is None, "a heartbeat without a task")
 
 
-def test_progress_of_a_task_wakes_no_packer():
+def test_progress_of_a_task_wakes_no_packer() -> None:
     """A heartbeat that only tells of more progress says nothing new."""
     assert "task" in ObserverHeartbeat.counters

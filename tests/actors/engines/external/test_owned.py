@@ -18,7 +18,6 @@ from actors.engines.external.owned import bar_of
         ),
         ("Multi-thread loading shards: 100% Completed | 4/4 [00:03<00:00]", ("Multi-thread loading shards", 4, 4)),
         ("(APIServer pid=3) INFO 11-27 01:00:00 [api_server.py:99] Starting vLLM server on http://127.0.0.1:80", None),
-        ("", None),
     ],
 )
 def test_a_bar_of_a_server_is_known_by_its_last_line(line: str, bar: object) -> None:
