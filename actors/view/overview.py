@@ -14,6 +14,7 @@ from actors.ops.screens.disk import view_on_disk
 from actors.ops.screens.limits import limits
 from actors.ops.screens.render import View, time_left
 from actors.packer.progress import ALIVE_SECONDS
+from actors.process.tasks import words_of
 from actors.telemetry.reporter import read_lines
 from actors.view.curves import Curves
 from schemas.config import RunConfig
@@ -34,7 +35,7 @@ FIGURES = {
     "seconds_wait_batch": "seconds the trainer waits in a step",
 }
 """Columns whose newest mean is a figure of the overview, with their names for people."""
-PROGRESS = ("queues", "actors", "actors_left_out", "tokens_per_second", "idle", "scale", "reissued", "failed_attempts")
+PROGRESS = ("queues", "actors_left_out", "tokens_per_second", "idle", "scale", "reissued", "failed_attempts")
 """Values of progress.json that the overview passes on."""
 
 
@@ -76,8 +77,13 @@ def overview(config: RunConfig, curves: Curves, counts: Mapping[tuple[str, str, 
             "columns": curves.names,
         }
         | {name: progress.get(name) for name in PROGRESS}
-        | {"queues": queues}
+        | {"queues": queues, "actors": [_with_words(actor) for actor in progress.get("actors", ())]}
     )
+
+
+def _with_words(actor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of an actor, with the words of its long work if it has any."""
+    return dict(actor) | ({"doing": words_of(actor["task"])} if "task" in actor else {})
 
 
 def newest_view(config: RunConfig) -> tuple[View, bool, float | None]:
