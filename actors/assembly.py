@@ -13,6 +13,7 @@ from actors.engines import embedded, fake, sglang, vllm
 from actors.process.actor import Actor
 from actors.process.devices import shares_gpu
 from actors.process.output_dir import take
+from actors.process.tasks import task
 from actors.telemetry.metrics import Metrics
 from bus.run_folder import weights_directory, weights_folder
 from schemas.config import RunConfig
@@ -247,9 +248,14 @@ def difficulty_pool_keys(label: str, dataset: "Dataset", hash_keys: list[str]) -
 
     if dataset.num_examples is None:
         return None
-    examples = (dataset.example(index) for index in range(dataset.num_examples))
+    keys = np.zeros(dataset.num_examples, np.uint64)
     try:
-        return np.array([difficulty_pool_key(label, one.prompt, one.columns, hash_keys) for one in examples], np.uint64)
+        with task(f"read examples of {label}", dataset.num_examples, "examples") as reading:
+            for index in range(dataset.num_examples):
+                one = dataset.example(index)
+                keys[index] = difficulty_pool_key(label, one.prompt, one.columns, hash_keys)
+                reading.advance()
+        return keys
     except KeyError as error:
         raise ConfigError(f"packer.pools.hash_keys: not every example of {label} has a column {error}") from None
 

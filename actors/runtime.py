@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -17,11 +17,13 @@ from actors.assembly import MAKERS
 from actors.environments.host import EnvironmentHost
 from actors.environments.specs import specs_of_host
 from actors.ops.up.server_pool import Directory, ServerPool
-from actors.process import exits, fault_points
+from actors.packer.start_file import StartFile
+from actors.process import exits, fault_points, tasks
 from actors.process.descriptors import raise_limits
 from actors.process.exits import die_with, drain_on_signals, end_with_thread, exit_code
 from actors.process.output_dir import MARKER
 from actors.process.systemd import Systemd
+from actors.process.tasks import LogTeller
 from actors.telemetry import logs, spans
 from actors.telemetry.http import serve_as_configured
 from actors.telemetry.logs import bind_everywhere, configure_logs
@@ -61,7 +63,8 @@ def run_actor(
     def run() -> None:
         # systemd's variables are taken before the actor is made: user code may start children, which inherit the rest
         metrics, systemd = Metrics(next(actor for actor in ACTORS if actor == kind)), Systemd()
-        actor = MAKERS[kind](config, name, metrics, started_at=started_at, fork=fork)
+        with _told_while_made(kind, config):
+            actor = MAKERS[kind](config, name, metrics, started_at=started_at, fork=fork)
         actor.liveness.on_turn = systemd.turn
         # until here a signal just ends the process, which holds no work yet
         drain_on_signals(actor.drain, systemd, alone)
@@ -75,6 +78,21 @@ def run_actor(
             server.shutdown()
 
     return exit_code(run)
+
+
+@contextlib.contextmanager
+def _told_while_made(kind: str, config: RunConfig) -> Iterator[None]:
+    """Tell of a packer's work in a file while the block makes the packer, which no screen can ask meanwhile."""
+    if kind != "packer":
+        yield
+        return
+    file = StartFile(config.output)
+    tasks.tell_by(file)
+    try:
+        yield
+    finally:
+        file.remove()
+        tasks.tell_by(LogTeller())
 
 
 def run_server_pool(
@@ -129,6 +147,7 @@ def run_environment_host(config: RunConfig, name: str, address: str) -> int:
 
 def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
     configure_logs(config.telemetry)
+    tasks.tell_by(LogTeller())
     exits.before_leave = _write_the_last
     bind_everywhere(actor=kind, name=name)
     # before the first socket: ZeroMQ ignores a later change of its limit

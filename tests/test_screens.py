@@ -47,7 +47,7 @@ def test_the_picture_of_status_shows_a_run_that_is_not_healthy(draw: ModuleType)
     assert draw.screen("top")[1].startswith("quickstart  running  step ")
 
 
-@pytest.mark.parametrize("path", ["docs/reference/screens.md", "actors/ops/view/limits.py"])
+@pytest.mark.parametrize("path", ["docs/reference/screens.md", "actors/ops/screens/limits.py"])
 def test_every_key_that_is_advised_exists(path: str) -> None:
     """Advice to change a key that has another name by now would be worse than none."""
     keys = {match.groups() for match in KEY.finditer((ROOT / path).read_text(encoding="utf-8"))}

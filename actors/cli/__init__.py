@@ -1,6 +1,7 @@
 """The command `actors`. Parsing imports nothing heavy."""
 
 import argparse
+import contextlib
 import io
 import os
 import signal
@@ -24,10 +25,14 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     arguments = parse(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
+    from actors.ops.task_lines import tasks_on
     from schemas.errors import ConfigError
 
+    # an actor tells its log
+    told = contextlib.nullcontext() if arguments.command_name == "run" else tasks_on(sys.stderr)
     try:
-        code = command(arguments)
+        with told:
+            code = command(arguments)
         # here and not at exit, so that a closed pipe is caught below
         sys.stdout.flush()
         return code

@@ -174,7 +174,7 @@ def replay(arguments: argparse.Namespace) -> int:
 
 def watch(arguments: argparse.Namespace) -> int:
     """Show a run once, or until it ends."""
-    from actors.ops.view import watch
+    from actors.ops.screens import watch
 
     config = watch.config_of(arguments.run, arguments.overrides)
     return watch.top(config) if arguments.command_name == "top" else watch.status(config)
@@ -184,7 +184,7 @@ def compare(arguments: argparse.Namespace) -> int:
     """Print and draw several runs side by side."""
     from actors.ops.compare.figures import figures_of
     from actors.ops.compare.words import compared
-    from actors.ops.view.watch import config_of
+    from actors.ops.screens.watch import config_of
 
     runs = [figures_of(config_of(run, []).output) for run in arguments.runs]
     print(compared(runs))
@@ -199,7 +199,7 @@ def compare(arguments: argparse.Namespace) -> int:
 def report(arguments: argparse.Namespace) -> int:
     """Write one HTML file about a run."""
     from actors.ops.report.command import write_report
-    from actors.ops.view.watch import config_of
+    from actors.ops.screens.watch import config_of
 
     config = config_of(arguments.output_dir, [])
     written = write_report(config, arguments.output, arguments.num, arguments.price, arguments.pictures)

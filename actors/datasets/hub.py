@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from actors.process.tasks import task
 from schemas.errors import ConfigError
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -57,7 +58,8 @@ def fetch(path: str, config: str | None, split: str, commit: str, key: str) -> l
             f"environments[].{key}: {path} on the hub needs the library datasets: pip install grpo-actors[data] "
             f"({error})"
         ) from None
-    with _in_words(path, key):
+    # the library's own bars go to the log of this process
+    with _in_words(path, key), task(f"download {path}, split {split}"):
         loaded = load_dataset(path, name=config, split=split, revision=commit)
     files = [Path(file["filename"]) for file in loaded.cache_files]
     if not files:

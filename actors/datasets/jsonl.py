@@ -13,6 +13,7 @@ from pathlib import Path
 
 from actors.datasets.base import Example, why_not_sendable
 from actors.datasets.rows import PromptKeys, to_example
+from actors.process.tasks import task
 from schemas.config.data import JsonlConfig, Split
 from schemas.errors import ConfigError
 
@@ -85,24 +86,30 @@ class Jsonl:
         position = 0
         try:
             self._file = path.open("rb")
-            for number, line in enumerate(self._file, start=1):
-                if line.strip():
-                    if self._check:
-                        example = self._example(line, f"line {number}")
-                        columns = set(example.columns)
-                        # no offset yet: the first row, whose columns start the intersection
-                        self.columns = self.columns & columns if self._offsets else columns
-                        if why := why_not_sendable(example):
-                            self.first_unsendable = self.first_unsendable or f"line {number}, {why}"
-                            self.num_unsendable += 1
-                    self._offsets.append(position)
-                position += len(line)
+            with task(f"read {path.name}", os.fstat(self._file.fileno()).st_size, "bytes") as reading:
+                for number, line in enumerate(self._file, start=1):
+                    if line.strip():
+                        if self._check:
+                            self._check_row(line, number)
+                        self._offsets.append(position)
+                    position += len(line)
+                    reading.advance(len(line))
         except OSError as error:
             raise ConfigError(f"environments[].{self.key}: {path} can't be read: {error.strerror}") from None
         if not self._offsets:
             raise ConfigError(f"environments[].{self.key}: {path} has no rows")
         # the end of the file, where the last row ends
         self._offsets.append(position)
+
+    def _check_row(self, line: bytes, number: int) -> None:
+        """Parse the row of a line, and note its columns and whether it can be sent."""
+        example = self._example(line, f"line {number}")
+        columns = set(example.columns)
+        # no offset yet: the first row, whose columns start the intersection
+        self.columns = self.columns & columns if self._offsets else columns
+        if why := why_not_sendable(example):
+            self.first_unsendable = self.first_unsendable or f"line {number}, {why}"
+            self.num_unsendable += 1
 
     def _example(self, line: bytes, place: str) -> Example:
         where = f"environments[].{self.key}: {self.path}, {place}"

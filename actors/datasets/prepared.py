@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import IO, Any, TypedDict
 
 import blake3
 import numpy as np
@@ -26,6 +26,7 @@ from actors.datasets.readers import (
     write_arrow,
 )
 from actors.datasets.texts import BROKEN, is_compressed, is_lines, open_text, rows_of_text
+from actors.process.tasks import task
 from schemas.config.data import DATA_SUFFIX
 from schemas.errors import ConfigError
 
@@ -173,16 +174,13 @@ class Prepared:
         except OSError as error:
             raise ConfigError(f"output_dir: {self.folder} can't be written to: {error.strerror}") from None
         with lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
+            with task(f"wait for another process that makes {what}"):
+                while not _has_locked(lock):
                     if time.monotonic() > deadline:
                         raise ConfigError(
                             f"output_dir: {self.folder}: another process has been making {what} for "
                             f"{LOCK_SECONDS:g} seconds; look at its log, or prepare the data with one actor first"
-                        ) from None
+                        )
                     time.sleep(0.05)
             yield
 
@@ -199,6 +197,15 @@ class Prepared:
         staging.replace(self.folder / name)
 
 
+def _has_locked(file: IO[bytes]) -> bool:
+    """Lock a file, unless another process holds the lock; return whether this process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def digest_of(content: bytes) -> str:
     """Return the digest of bytes, 32 hex digits."""
     return blake3.blake3(content).hexdigest(16)
@@ -206,10 +213,11 @@ def digest_of(content: bytes) -> str:
 
 def _digest(path: Path) -> str:
     found = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file, task(f"digest {path.name}", path.stat().st_size, "bytes") as reading:
         buffer = bytearray(CHUNK)
         while size := file.readinto(buffer):
             found.update(memoryview(buffer)[:size])
+            reading.advance(size)
     return found.hexdigest(16)
 
 
@@ -220,7 +228,10 @@ def _save(array: "np.ndarray[Any, Any]", target: Path) -> None:
 
 def _write_lines(path: Path, target: Path) -> None:
     """Write the rows of a text file as JSON Lines. Compressed lines are copied as they are."""
-    with target.open("wb") as written:
+    with (
+        target.open("wb") as written,
+        task(f"convert {path.name}", unit="bytes", measure=lambda: target.stat().st_size),
+    ):
         if is_compressed(path) and is_lines(path.with_suffix("")):
             try:
                 with open_text(path) as stream:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from actors.datasets.texts import pyarrow
+from actors.process.tasks import task
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,11 +86,12 @@ class LinesReader:
 def line_starts(path: Path) -> "np.ndarray[Any, np.dtype[np.uint64]]":
     """Return the position in bytes of each line that is not blank, and of the end of the file."""
     position, starts = 0, []
-    with path.open("rb") as file:
+    with path.open("rb") as file, task(f"index {path.name}", path.stat().st_size, "bytes") as reading:
         for line in file:
             if not line.isspace():
                 starts.append(position)
             position += len(line)
+            reading.advance(len(line))
     return np.array([*starts, position], np.uint64)
 
 
@@ -195,9 +197,14 @@ def open_parquet(path: Path) -> Any:
 def write_arrow(reader: ParquetReader, target: Path) -> None:
     """Write the rows of a parquet file as an Arrow file."""
     pa = pyarrow(target)
-    with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, reader.schema) as writer:
+    with (
+        pa.OSFile(str(target), "wb") as sink,
+        pa.ipc.new_file(sink, reader.schema) as writer,
+        task(f"convert {reader.path.name}", reader.num_rows, "rows") as converting,
+    ):
         for batch in reader.batches():
             writer.write_batch(batch)
+            converting.advance(batch.num_rows)
 
 
 def media_columns(schema: "pa.Schema") -> list[str]:

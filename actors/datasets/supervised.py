@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.datasets.base import is_message
+from actors.process.tasks import task
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
 
@@ -33,7 +34,12 @@ def read_supervised(path: Path) -> list[SupervisedExample]:
     except OSError as error:
         raise ConfigError(f"{KEY}: {path} can't be read: {error.strerror}") from None
     # line numbers count blank lines too, as editors do
-    found = [_example(line, f"{KEY}: {path}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
+    found = []
+    with task(f"read {path.name}", len(lines), "lines") as reading:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                found.append(_example(line, f"{KEY}: {path}, line {number}"))
+            reading.advance()
     if not found:
         raise ConfigError(f"{KEY}: {path} has no rows")
     return found

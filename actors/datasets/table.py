@@ -4,14 +4,12 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-import structlog
 
 from actors.datasets.base import Example, why_not_sendable
 from actors.datasets.files import find_files, is_on_hub
@@ -20,16 +18,13 @@ from actors.datasets.prepared import FileIdentity, Prepared, digest_of
 from actors.datasets.readers import ArrowReader, ParquetReader, Reader
 from actors.datasets.rows import PromptKeys, to_example, without_nulls
 from actors.datasets.texts import rows_of_text
+from actors.process.tasks import task
 from schemas.config.data import DATA_SUFFIX, DatasetConfig, Split
 from schemas.config.splits import SplitPart, parse_split
 from schemas.errors import ConfigError
 
-log = structlog.get_logger("data")
-
 NUM_PREVIEWED = 100
 """Rows of a data set that `actors check` reads."""
-REPORT_SECONDS = 30.0
-"""Time between two reports of a filter that is at work."""
 
 
 class TableIdentity(TypedDict, total=False):
@@ -198,16 +193,15 @@ class Table:
         # imported here: with a result of an earlier start no user code is loaded
         from actors.process.user_code import load_function
 
-        function, reported = load_function(path, "environments[].filter"), time.monotonic()
-        for index in range(num_rows):
-            reader, number = self._place(index)
-            with _named(self.source.key):
-                row = _renamed(reader.row(number), self._config, f"{reader.path}, row {number + 1}")
-            if _keeps(function, row, f"environments[].filter: {path}, on row {number + 1} of {reader.path}"):
-                yield index
-            if time.monotonic() - reported > REPORT_SECONDS:
-                reported = time.monotonic()
-                log.info("rows are filtered", filter=path, rows=index + 1, of=num_rows)
+        function = load_function(path, "environments[].filter")
+        with task(f"filter rows by {path}", num_rows, "rows") as filtering:
+            for index in range(num_rows):
+                reader, number = self._place(index)
+                with _named(self.source.key):
+                    row = _renamed(reader.row(number), self._config, f"{reader.path}, row {number + 1}")
+                if _keeps(function, row, f"environments[].filter: {path}, on row {number + 1} of {reader.path}"):
+                    yield index
+                filtering.advance()
 
 
 class Preview:

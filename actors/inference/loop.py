@@ -12,6 +12,7 @@ from actors.engines.protocol import Engine
 from actors.inference.listening import listen
 from actors.inference.weight_updates import WeightUpdates
 from actors.process.membership import Drain, Membership
+from actors.process.tasks import task
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.spans import SHORT_SECONDS, span
 from bus.counts import EdgeCounts
@@ -88,7 +89,7 @@ class InferenceActor:
                 if self._shares_gpu and not self._wait_for_trainer():
                     return
             # loading takes minutes: heartbeats go on meanwhile, so the lease does not end
-            with span("load engine"):
+            with span("load engine"), task("start engine"):
                 engine = self._make_engine()
             try:
                 self._serve(engine)

@@ -23,6 +23,7 @@ import structlog
 
 from actors.learner.snapshots import Snapshot
 from actors.process.fault_points import point
+from actors.process.tasks import task
 from bus.run_folder import remove_folder
 from bus.weights.filesystem import file_digest
 from schemas.config.trainer import CheckpointConfig
@@ -104,12 +105,13 @@ class CheckpointFolder:
         remove_folder(staging)
         staging.mkdir(parents=True)
         try:
-            snapshot.write(staging)
+            with task(f"write checkpoint of step {step}", snapshot.num_bytes, "bytes", lambda: _bytes_below(staging)):
+                snapshot.write(staging)
             witness = {"run": run, "step": step, "previous": previous, "chain": chain, "steps": list(steps)}
             (staging / "witness.json").write_text(json.dumps(witness), encoding="utf-8")
             point("checkpoint.written")
             # checksums come last: until then the folder is no checkpoint
-            sums = _settle(staging)
+            sums = _settle(staging, step)
             (staging / SUMS).write_text(json.dumps(sums, indent=1), encoding="utf-8")
             _sync(staging / SUMS)
             _sync(staging)
@@ -273,7 +275,11 @@ class CheckpointFolder:
             if not deep:
                 missing = [name for name in sums if not (folder / name).is_file()]
                 return f"{missing[0]} is missing" if missing else ""
-            bad = [name for name, digest in sums.items() if file_digest(folder / name) != digest]
+            bad = []
+            with task(f"check checkpoint of step {step}", _bytes_below(folder), "bytes") as checking:
+                for name, digest in sums.items():
+                    bad += [name] if file_digest(folder / name) != digest else []
+                    checking.advance((folder / name).stat().st_size)
         except (OSError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
         return f"{bad[0]} is not what was written" if bad else ""
@@ -354,8 +360,13 @@ def _tell_buried(steps: Sequence[int]) -> None:
         log.warning("checkpoint of a dead history moved to checkpoints/dead", checkpoint=f"step_{step}")
 
 
-def _settle(folder: Path) -> dict[str, str]:
-    """Flush all files to the disk, read them back, and return their digests.
+def _bytes_below(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _settle(folder: Path, step: int) -> dict[str, str]:
+    """Flush all files of a step's checkpoint to the disk, read them back, and return their digests.
 
     Raises:
         OSError: a file does not read back as written.
@@ -363,11 +374,13 @@ def _settle(folder: Path) -> dict[str, str]:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     written = {str(path.relative_to(folder)): file_digest(path) for path in files}
     folders = [path for path in folder.rglob("*") if path.is_dir()]
-    for path in [*files, *folders]:  # a file's name is on the disk once its folder is flushed
-        _sync(path)
-    for name, digest in written.items():
-        if file_digest(folder / name) != digest:
-            raise OSError(f"{folder / name} does not read back as it was written; is the disk failing?")
+    with task(f"read checkpoint of step {step} back", _bytes_below(folder), "bytes") as reading:
+        for path in [*files, *folders]:  # a file's name is on the disk once its folder is flushed
+            _sync(path)
+        for name, digest in written.items():
+            if file_digest(folder / name) != digest:
+                raise OSError(f"{folder / name} does not read back as it was written; is the disk failing?")
+            reading.advance((folder / name).stat().st_size)
     return written
 
 

@@ -14,6 +14,7 @@ from actors.learner.shards import gathered, overwrite
 from actors.learner.snapshots import Snapshot, copied
 from actors.models import loading
 from actors.models.attention import PADDED
+from actors.process.tasks import task
 from bus.weights import Weights
 from schemas.config.model import LoraConfig, ModelConfig
 
@@ -50,7 +51,8 @@ def snapshot(model: nn.Module, config: ModelConfig, keep: bool = True) -> Snapsh
     def write_model(folder: Path) -> None:
         saver.save_pretrained(folder, state_dict=tensors)
 
-    return Snapshot(texts=loading.tokenizer_files(config), write_model=write_model)
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    return Snapshot(texts=loading.tokenizer_files(config), write_model=write_model, model_bytes=num_bytes)
 
 
 def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:
@@ -75,9 +77,10 @@ def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:
         else:
             values, shapes = saved, saved.shapes
         loading.check_alike(targets, shapes, str(folder))
-        with torch.no_grad():
+        with torch.no_grad(), task("restore model", len(targets), "tensors") as restoring:
             for name, target in targets.items():
                 overwrite(target, values[name])
+                restoring.advance()
 
 
 def _gathered(model: nn.Module, config: ModelConfig, keep: bool) -> Iterator[tuple[str, Tensor]]:

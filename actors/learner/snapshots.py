@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.algorithms.entropy import EntropyControl
+from actors.process.tasks import task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +28,14 @@ class Snapshot:
     texts: dict[str, bytes] = field(default_factory=dict)
     write_model: Callable[[Path], None] = lambda folder: None
     """Function that writes the files for which transformers has code: shards, configuration, the model's own code."""
+    model_bytes: int = 0
+    """Bytes of the tensors that `write_model` writes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files, without their headers."""
+        tensors = sum(tensor.nbytes for file in self.tensors.values() for tensor in file.values())
+        return self.model_bytes + tensors + sum(map(len, self.texts.values()))
 
     def write(self, folder: Path) -> None:
         """Write all files into an empty folder."""
@@ -89,9 +98,12 @@ def _saved_states(folder: Path) -> "Iterator[tuple[str, str, Tensor | int]]":
     from safetensors import safe_open
 
     with safe_open(folder / OPTIMIZER, "pt") as file:
-        for key in file.keys():  # noqa: SIM118 - not a mapping
-            parameter, _, name = key.partition("/")  # names have no slash
-            yield parameter, name, file.get_tensor(key)
+        keys = list(file.keys())
+        with task("restore optimizer", len(keys), "tensors") as restoring:
+            for key in keys:
+                parameter, _, name = key.partition("/")  # names have no slash
+                yield parameter, name, file.get_tensor(key)
+                restoring.advance()
     for key, number in json.loads((folder / OPTIMIZER_NUMBERS).read_text(encoding="utf-8")).items():
         parameter, _, name = key.partition("/")
         yield parameter, name, number

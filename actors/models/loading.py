@@ -1,8 +1,10 @@
 """Loading of a Hugging Face causal LM, with or without LoRA, for the trainer and the embedded engine alike."""
 
+import inspect
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_files
 
 from actors.models import choices
 from actors.models.attention import implementation
 from actors.models.lora_forward import replace_forward
 from actors.models.quantized.loading import with_codes
 from actors.models.quantized.scheme import read_scheme
+from actors.process.library_bars import bars_for
+from actors.process.tasks import Task, task
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
@@ -73,19 +79,19 @@ def load_model(
     kernel = attention or implementation(config, device)
     # quantised on the device itself
     extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}
+    found = described(config, key, path)
+    if scheme := read_scheme(getattr(found, "quantization_config", None), key):
+        extra["config"] = with_codes(found, scheme)
     try:
-        described = AutoConfig.from_pretrained(path or config.path, trust_remote_code=config.trust_remote_code)
-        scheme = read_scheme(getattr(described, "quantization_config", None), key)
-        if scheme is not None:
-            described = with_codes(described, scheme)
-        model = AutoModelForCausalLM.from_pretrained(
-            path or config.path,
-            config=described,
-            dtype=dtype,
-            attn_implementation=kernel,
-            trust_remote_code=config.trust_remote_code,
-            **extra,
-        )
+        with task(f"load model {Path(path or config.path).name}") as loading, _told_to(loading) as told:
+            model = AutoModelForCausalLM.from_pretrained(
+                path or config.path,
+                dtype=dtype,
+                attn_implementation=kernel,
+                trust_remote_code=config.trust_remote_code,
+                **extra,
+                **told,
+            )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
     problem = _unpackable(model)
@@ -95,6 +101,42 @@ def load_model(
         _compute_alike(model, device)
         return model  # type: ignore[no-any-return]
     return model.to(device)  # type: ignore[no-any-return]
+
+
+def described(config: ModelConfig, key: str = "model.path", path: str | None = None) -> Any:
+    """Return a model's config.json, as an object of transformers.
+
+    Args:
+        config: configuration of the model.
+        key: configuration key of the model, for errors.
+        path: folder of other weights of the same model; by default `config.path`.
+
+    Raises:
+        ConfigError: the file can't be read.
+    """
+    try:
+        return AutoConfig.from_pretrained(path or config.path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
+def _told_to(loading: Task) -> Iterator[dict[str, Any]]:
+    """Tell a task of transformers' progress in the block: the tensors loaded, and the bytes downloaded before.
+
+    Yields:
+        Arguments for `from_pretrained`. Releases of transformers without them load without progress.
+    """
+    bars = bars_for(loading)
+    set_hook = getattr(transformers_logging, "set_tqdm_hook", None)
+    if set_hook is None or "tqdm_class" not in inspect.signature(cached_files).parameters:
+        yield {}
+        return
+    before = set_hook(lambda _, args, kwargs: bars(*args, **{"unit": "tensors"} | kwargs))
+    try:
+        yield {"tqdm_class": bars}
+    finally:
+        set_hook(before)
 
 
 def stored_dtype(path: str) -> torch.dtype | None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from actors.models import attention, loading
 from actors.models.attention import pack_row
@@ -25,7 +25,6 @@ from actors.models.quantized.scheme import read_scheme
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
 from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
-from schemas.errors import ConfigError
 
 BLOCK = 64
 """Number of weights that share a scale in NF4."""
@@ -120,7 +119,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     shards = trainer.num_ranks if trainer.sharding == "fsdp" else 1
     kv_cache = 0
     if engine.cached_tokens:
-        text, item_bytes = _described(model).get_text_config(), loading.TORCH_DTYPES[model.dtype].itemsize
+        text, item_bytes = loading.described(model).get_text_config(), loading.TORCH_DTYPES[model.dtype].itemsize
         kv_cache = engine.cached_tokens * kv_bytes_per_token(text.to_dict(), item_bytes)
     return MemoryEstimate(
         weights=(policy.frozen + policy.trained_bytes - policy.adapter) // shards,
@@ -170,7 +169,7 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
 
 def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") -> Any:
     """Return the model, on the device meta: shapes without values."""
-    described = _described(config, key)
+    described = loading.described(config, key)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             described, dtype=dtype, attn_implementation=attention.PADDED, trust_remote_code=config.trust_remote_code
@@ -179,13 +178,6 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") 
             replace_layers(model, scheme)
             hold_bytes(model)
     return model.train()  # training mode: checkpointing works in no other
-
-
-def _described(config: ModelConfig, key: str = "model.path") -> Any:
-    try:
-        return AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{key}: {config.path} can't be read: {str(error).splitlines()[0]}") from error
 
 
 def parameter_bytes(config: ModelConfig, key: str = "model.path") -> int:

@@ -13,6 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
+from actors.process.library_bars import bars_for
+from actors.process.tasks import task
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
@@ -203,7 +205,8 @@ def model_file(model: ModelConfig, name: str, key: str = "model.path") -> Path:
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(model.path, name))
+        with task(f"download {name} of {model.path}") as download:
+            return Path(hf_hub_download(model.path, name, tqdm_class=bars_for(download)))
     except (EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         raise ConfigError(
             f"{key}: {model.path} is no directory, and {name} can't be had from the hub: {str(error).splitlines()[0]}"

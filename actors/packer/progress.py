@@ -201,6 +201,10 @@ class Progress:
             entry |= {"load": heartbeat.load}
         elif isinstance(heartbeat, RolloutHeartbeat):
             entry |= {"holds": len(heartbeat.holds), "free_slots": heartbeat.free_slots}
+        if (task := heartbeat.task) is not None:
+            # clocks of two machines may differ: a start in the future is now
+            seconds = round(max(0.0, time.time() - task.since), 1)
+            entry |= {"task": task.model_dump(exclude={"since"}) | {"seconds": seconds}}
         return entry
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from actors.process import tasks
 from actors.process.liveness import Liveness
 from bus.control import ControlClient
 from bus.counts import EdgeCounts
@@ -113,6 +114,7 @@ class Membership:
             self.boot_id,
             self._take,
             config.bus.beat_interval,
+            lambda: {"task": tasks.reported()},
             bus=config.bus,
         )
 

@@ -19,7 +19,7 @@ MARKER = ".grpo-actors.json"
 LINES = ("metrics.jsonl", "samples.jsonl", "samples.older.jsonl", "evals.jsonl")
 REPLACED = (
     *(*LINES, "summary.json", "progress.json", "metrics_targets.json"),
-    *("callbacks.json", "stop.json", "uploads.json"),
+    *("callbacks.json", "stop.json", "uploads.json", "starting.json"),
 )
 """Files replaced as a whole: each is first written as `.NAME`."""
 FOLDERS = ("checkpoints", "events", "logs", "nodes", "uploads", "tokens", "trackers")

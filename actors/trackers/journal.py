@@ -4,11 +4,13 @@ A step is noted before it is sent, and again once the tracker has it. After a cr
 and the tracker is asked. With each step stands the digest of its line, by which a line that was trained again is known.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 from actors.telemetry.reporter import read_lines, replace
+from actors.trackers.digests import Digests
 
 
 class Journal:
@@ -23,8 +25,8 @@ class Journal:
         self._path = path
         self.run, self.generation = run, 0
         """Number of the run in the tracker: one more for each return to an older step."""
-        self.digests: dict[int, str] = {}
-        """Digest of the line of each step that was sent; empty: not known, and taken as equal."""
+        self.digests = Digests()
+        """Digest of the line of each step that was sent."""
         self.held = -1
         """Newest step that the tracker surely has; -1: none."""
         self.finished = False
@@ -34,8 +36,7 @@ class Journal:
     @property
     def newest(self) -> int:
         """Newest step that was sent; -1: none."""
-        # digests are in the order of steps, so the last one is the newest; a run may have a million
-        return next(reversed(self.digests), -1)
+        return self.digests.newest
 
     @property
     def id(self) -> str:
@@ -66,7 +67,7 @@ class Journal:
     def _start(self, generation: int) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         replace(self._path, json.dumps({"run": self.run, "generation": generation}) + "\n")
-        self.generation, self.digests, self.held, self.finished = generation, {}, -1, False
+        self.generation, self.digests, self.held, self.finished = generation, Digests(), -1, False
 
     def _read(self) -> bool:
         """Read the file; return whether it is of this run. Damaged lines count for nothing."""
@@ -75,7 +76,8 @@ class Journal:
             return False
         self.generation = first["generation"]
         for line in rest:
-            self._take(line)
+            with contextlib.suppress(ValueError):
+                self._take(line)
         return True
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -87,15 +89,10 @@ class Journal:
     def _take(self, line: dict[str, Any]) -> None:
         match line:
             case {"step": int(step), "digest": str(digest)}:
-                self._forget_after(step - 1)  # of a damaged file alone: steps are sent in order
-                self.digests[step], self.finished = digest, False
+                self.digests.add(step, digest)
+                self.finished = False
             case {"held": int(step)}:
                 self.held, self.finished = step, False
-                self._forget_after(step)
+                self.digests.forget_after(step)
             case {"finished": True}:
                 self.finished = True
-
-    def _forget_after(self, step: int) -> None:
-        """Remove the digests of later steps. Only these are looked at: this is done for each step of a long journal."""
-        while self.newest > step:
-            self.digests.popitem()

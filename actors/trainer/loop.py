@@ -19,6 +19,7 @@ from actors.algorithms.run_length import checkpoint_interval
 from actors.learner.checkpoints import CheckpointFolder, FolderTakenError
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership, PackerSilentError, StartOverError
+from actors.process.tasks import task
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.spans import SHORT_SECONDS, span
@@ -176,7 +177,7 @@ class TrainerActor:
             if directive is None:
                 return
             self._config = self._config.with_steps(directive.max_steps)
-        with span("load model"):
+        with span("load model"), task("load model and optimizer"):
             learner = self._make_learner(self._config)
         # imported here, after the first heartbeat: torch is slow to import, and would keep the gang waiting
         from actors.learner.ranks import RanksBrokenError
@@ -209,7 +210,8 @@ class TrainerActor:
         ranks = self._meet(self._run, self._incarnation, self._follow)
         learner.join(ranks, self._ensure_the_gang_waits)
         if self._shares_gpu:
-            learner.warm_up()  # before the first version: an engine on this GPU starts when it hears of one
+            with task("warm up"):
+                learner.warm_up()  # before the first version: an engine on this GPU starts when it hears of one
         self._publish(learner, start)  # engines start from exactly these weights
         self._finish_gathers(learner)
         self.membership.report(published=self._published())
@@ -274,7 +276,7 @@ class TrainerActor:
         if self._rank == 0 and not take_folder(self.membership, self._drain, self._checkpoints, directive, timeout):
             return None
         if directive.checkpoint:
-            with span("restore", step=directive.checkpoint):
+            with span("restore", step=directive.checkpoint), task(f"restore step {directive.checkpoint}"):
                 learner.restore(self._checkpoints.path(directive.checkpoint))
             self._witness = Witness(directive.checkpoint, self._checkpoints.witness(directive.checkpoint)["chain"])
             if self._rank == 0:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from actors.ops.view.watch import config_of
+from actors.ops.screens.watch import config_of
+from actors.process.tasks import task
 from actors.view.access import token_for
 from actors.view.catalogue import cache_folder
 from actors.view.server import application
@@ -18,6 +19,8 @@ from schemas.errors import ConfigError
 
 SHUTDOWN_SECONDS = 1.0
 """Time for answers under way when the command ends."""
+LOOK_SECONDS = 1.0
+"""Seconds between two looks at a catalogue that is being made."""
 
 
 def serve(runs: Sequence[Path], host: str, port: int, cache: Path | None) -> int:
@@ -72,5 +75,19 @@ async def _serve(runs: list[ViewedRun], host: str, port: int, token: str) -> Non
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await _tell_catalogues(runs, stop)
     await stop.wait()
     await runner.cleanup()
+
+
+async def _tell_catalogues(runs: Sequence[ViewedRun], stop: asyncio.Event) -> None:
+    """Tell how much of each run's lines is in its catalogue, until all of them are or the command ends."""
+    for run in runs:
+        with task(f"catalogue of {run.name}", unit="bytes") as making:
+            while not stop.is_set():
+                done, total = await asyncio.to_thread(run.catalogued)
+                making.reach(done, total)
+                if done >= total:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), LOOK_SECONDS)

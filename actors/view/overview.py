@@ -1,7 +1,7 @@
 """How a run stands, from its files alone: no process of the run is asked, so a dead run is read as a living one.
 
 The packer writes progress.json every FILE_SECONDS. A newer file is of a living run; an older one is of a run that has
-ended or died, and `actors.ops.view.disk` says how, as for `actors status`.
+ended or died, and `actors.ops.screens.disk` says how, as for `actors status`.
 """
 
 import time
@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from actors.ops.previous_run import read_left
-from actors.ops.view.diagnostics import dealt_with, diagnose
-from actors.ops.view.disk import view_on_disk
-from actors.ops.view.limits import limits
-from actors.ops.view.render import View, time_left
+from actors.ops.screens.diagnostics import dealt_with, diagnose
+from actors.ops.screens.disk import view_on_disk
+from actors.ops.screens.limits import limits
+from actors.ops.screens.render import View, time_left
 from actors.packer.progress import ALIVE_SECONDS
+from actors.process.tasks import words_of
 from actors.telemetry.reporter import read_lines
 from actors.view.curves import Curves
 from schemas.config import RunConfig
@@ -34,7 +35,7 @@ FIGURES = {
     "seconds_wait_batch": "seconds the trainer waits in a step",
 }
 """Columns whose newest mean is a figure of the overview, with their names for people."""
-PROGRESS = ("queues", "actors", "actors_left_out", "tokens_per_second", "idle", "scale", "reissued", "failed_attempts")
+PROGRESS = ("queues", "actors_left_out", "tokens_per_second", "idle", "scale", "reissued", "failed_attempts")
 """Values of progress.json that the overview passes on."""
 
 
@@ -76,8 +77,13 @@ def overview(config: RunConfig, curves: Curves, counts: Mapping[tuple[str, str, 
             "columns": curves.names,
         }
         | {name: progress.get(name) for name in PROGRESS}
-        | {"queues": queues}
+        | {"queues": queues, "actors": [_with_words(actor) for actor in progress.get("actors", ())]}
     )
+
+
+def _with_words(actor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of an actor, with the words of its long work if it has any."""
+    return dict(actor) | ({"doing": words_of(actor["task"])} if "task" in actor else {})
 
 
 def newest_view(config: RunConfig) -> tuple[View, bool, float | None]:

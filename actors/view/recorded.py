@@ -52,6 +52,13 @@ def tokens_of(ledger: LedgerReader | None, ordinal: int, config: RunConfig) -> t
     if ledger is None:
         return None, "the ledger of the run is not there, so tokens are not known"
     found = _payloads(ledger, [ordinal])
+    if isinstance(found, str) and is_compacted(ledger, ordinal):
+        return None, (
+            "tokens of this group are gone, and with them their values: its step is compacted. The ledger keeps tokens "
+            f"of steps in checkpoints for {config.ledger.keep_steps} steps (ledger.keep_steps) beyond those that a "
+            "checkpoint may need again. Records of the trainer in tokens/ hold numbers alone, which have no place "
+            "without the tokens; texts and rewards are above"
+        )
     if isinstance(found, str):
         return None, f"tokens of this group are gone: {found}. ledger.keep_steps says for how many steps they are kept"
     row = ledger.group(ordinal)
@@ -104,6 +111,11 @@ def life_of(ledger: LedgerReader | None, ordinal: int, config: RunConfig) -> dic
         "digest": digest,
         "chain": "" if step is None else step.chain,
     }
+
+
+def is_compacted(ledger: LedgerReader, ordinal: int) -> bool:
+    """Return whether the row of a group is compacted: it was trained or dropped, and is in checkpoints."""
+    return ordinal in CompactedHistory.of(ledger.value("folded")).finished
 
 
 def _of_missing(ledger: LedgerReader, ordinal: int) -> str:

@@ -1,13 +1,14 @@
 """Timeline of a step for its page: rows of spans by actor, where the time went in words, and the file for Perfetto.
 
-Only the spans of the step are kept while the files are read, however long the run is.
+The page reads the blocks of the files that have spans of the step, and all of a file at its first look alone. The file
+for Perfetto also has earlier spans of the step's groups, so all files are read for it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.ops.trace.files import Recorded, Span, read_spans
+from actors.ops.trace.files import Span, SpanIndex, read_spans
 from actors.ops.trace.picture import is_shown, place_of, title_of, trace_events
 from actors.ops.trace.rows import Row, rows_of
 from actors.ops.trace.window import BATCH, STEP, TRAINER, Window, window_of
@@ -29,17 +30,22 @@ class NoTimelineError(Exception):
     """There are no spans of the step; the text says why."""
 
 
-def timeline_of(output: Path, step: int) -> Value:
+def index_of(output: Path) -> SpanIndex:
+    """Return the index of a run's spans, for `timeline_of`."""
+    return SpanIndex(output / FOLDER, TRAINER, (STEP, BATCH))
+
+
+def timeline_of(index: SpanIndex, step: int) -> Value:
     """Return the picture of a step: `words` alone if there is none, else rows of spans.
 
     A span is [start, seconds, name, whether it waits, depth, text]; seconds are from the start of the step on, which
     is that of the trainer's wait for its batch.
     """
     try:
-        window = _window(output, step)
+        window = _window(index.marked(), step)
     except NoTimelineError as error:
         return {"words": str(error), "actors": []}
-    recorded = read_spans(output / FOLDER, within=(window.start, window.end))
+    recorded = index.within(window.start, window.end)
     by_actor: dict[str, list[Span]] = {}
     for span in recorded.spans:
         by_actor.setdefault(span.actor, []).append(span)
@@ -60,22 +66,22 @@ def trace_of(output: Path, step: int) -> Value:
     Raises:
         NoTimelineError: there are no spans of the step.
     """
-    window = _window(output, step)
+    steps = read_spans(output / FOLDER, lambda span: span.name in (STEP, BATCH), actor=TRAINER)
+    window = _window(steps.spans, step)
     ordinals = window.step_of.keys()
     recorded = read_spans(output / FOLDER, lambda span: is_shown(span, window, ordinals))
     # again, of the spans in the file: arrows end at one of them
     return trace_events(recorded, window_of(recorded.spans, step, step))
 
 
-def _window(output: Path, step: int) -> Window:
-    """Return the time of a step.
+def _window(spans: Sequence[Span], step: int) -> Window:
+    """Return the time of a step, out of the trainer's spans of steps.
 
     Raises:
         NoTimelineError: there are no spans of the step.
     """
-    found: Recorded = read_spans(output / FOLDER, lambda span: span.name in (STEP, BATCH), actor=TRAINER)
     try:
-        return window_of(found.spans, step, step)
+        return window_of(spans, step, step)
     except ConfigError as error:
         # without the option of the command line, which the page does not have
         raise NoTimelineError("; ".join(error.problems).partition(": ")[2]) from error

@@ -6,11 +6,13 @@ from several threads.
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from actors.process.durations import seconds_in_words
 from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES
 from actors.view import recorded
 from actors.view.catalogue import Catalogue, connect, read_line
@@ -20,7 +22,7 @@ from actors.view.keeper import CatalogueKeeper
 from actors.view.listing import Listing, Query
 from actors.view.overview import newest_view, overview, state_of
 from actors.view.plain import conversation
-from actors.view.timeline import NoTimelineError, timeline_of, trace_of
+from actors.view.timeline import NoTimelineError, index_of, timeline_of, trace_of
 from actors.view.token_values import place_of, trainer_values
 from actors.view.tokens import decoder, samples_of, token_rows
 from schemas.config import RunConfig
@@ -50,8 +52,11 @@ class ViewedRun:
     def __init__(self, config: RunConfig, cache: Path) -> None:
         self.config, self.name = config, config.name
         self._curves = Curves(config.output / "metrics.jsonl")
+        self._spans = index_of(config.output)
         self._reading = threading.Lock()
         """Held while the curves are read or brought up to date."""
+        self._making: tuple[float, float] | None = None
+        """Monotonic time of the first look at a catalogue that is being made, and the share that it had."""
         self._catalogue = _begun(config, cache)
         self._keeper = CatalogueKeeper(config, cache)
 
@@ -97,7 +102,7 @@ class ViewedRun:
 
     def timeline(self, number: int) -> Value:
         """Return the spans of all actors in a step, or words if there are none."""
-        return timeline_of(self.config.output, number)
+        return timeline_of(self._spans, number)
 
     def trace(self, number: int) -> Value:
         """Return the file of a step for Perfetto.
@@ -126,7 +131,25 @@ class ViewedRun:
     def facts(self) -> Value:
         """Return the values that filters can name, and how much of the files the catalogue has."""
         with self._listing() as listing:
-            return listing.facts() | {"problem": self._keeper.problem}
+            found = listing.facts()
+        return found | {"problem": self._keeper.problem, "left": self._time_left(found["indexed"])}
+
+    def _time_left(self, indexed: float) -> str:
+        """Return the time until the catalogue has all lines, by the pace since the first look; empty if not known."""
+        if indexed >= 1.0:
+            self._making = None
+            return ""
+        now = time.monotonic()
+        began, before = self._making = self._making or (now, indexed)
+        if indexed <= before:
+            return ""
+        return f"about {seconds_in_words((now - began) / (indexed - before) * (1.0 - indexed))} left"
+
+    def catalogued(self) -> tuple[int, int]:
+        """Return the bytes of lines in the catalogue, and the bytes of all lines that it knows of."""
+        with closing(connect(self._catalogue)) as database:
+            low, high = database.execute("SELECT COALESCE(SUM(low), 0), COALESCE(SUM(high), 0) FROM files").fetchone()
+        return high - low, high
 
     @contextmanager
     def _listing(self) -> Iterator[Listing]:

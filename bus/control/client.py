@@ -36,6 +36,7 @@ class ControlClient:
         boot_id: id of this process, new at each start (P3: a peer is its name and boot id).
         on_directive: called with each admitted directive, in the client's thread; must return quickly.
         interval: seconds between two heartbeats.
+        look: returns fields as they are at the moment of a heartbeat; called in the client's thread.
         bus: keys and limits of the run's bus.
 
     Raises:
@@ -50,12 +51,13 @@ class ControlClient:
         boot_id: str,
         on_directive: Callable[[Directive], None],
         interval: float = 1.0,
+        look: Callable[[], Mapping[str, Any]] = dict,
         bus: BusConfig = PLAIN,
     ) -> None:
         self._connection = PackerConnection(address, identity_of(name, boot_id), bus)
         self.counts = self._connection.counts
         self._heartbeat_type, self._name, self._boot_id = heartbeat_type, name, boot_id
-        self._on_directive, self._interval = on_directive, interval
+        self._on_directive, self._interval, self._look = on_directive, interval, look
         self._lock = threading.Lock()
         self._fields: dict[str, Any] = {}
         self._urgent = self._stopping = False
@@ -153,6 +155,7 @@ class ControlClient:
             boot_id=self._boot_id,
             sequence=self._sequence,
             fingerprint=None if self._fence.run else fingerprint(),  # the packer checks it at the first contact
+            **self._look(),
             **fields,
         )
         self._connection.send(codec.encode(heartbeat))

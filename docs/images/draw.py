@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from actors.ops.view.render import MARGIN, View, render
+from actors.ops.screens.render import MARGIN, View, render
 
 HERE = Path(__file__).parent
 COMMANDS = {

@@ -43,8 +43,8 @@ class TensorboardConfig(TrackerKeys):
 
     type: Free[Literal["tensorboard"]] = "tensorboard"
     logging_dir: Free[str] = ""
-    """Folder of the event files, relative to the current directory; `name` is a folder below it. Empty:
-    `output_dir/trackers/tensorboard`."""
+    """Folder of the event files, relative to the current directory; `name` is a folder below it, or `name` with the
+    id of the run where another run has that folder. Empty: `output_dir/trackers/tensorboard`."""
 
 
 class TrackioConfig(TrackerKeys):

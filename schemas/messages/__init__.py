@@ -12,6 +12,7 @@ from schemas.messages.base import FORMAT, Frozen, Message, check_name
 from schemas.messages.batch import DroppedOrdinal, StepBatch, drop_fields
 from schemas.messages.control import (
     ActorPhase,
+    ActorTask,
     AttemptFailure,
     CheckpointInfo,
     Directive,
@@ -134,6 +135,7 @@ __all__ = [
     "TURNS",
     "TURNS_REWARD",
     "ActorPhase",
+    "ActorTask",
     "AttemptFailure",
     "CheckpointInfo",
     "Directive",

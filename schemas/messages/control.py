@@ -211,6 +211,21 @@ class Neighbours(Message):
         return cls(run=run, table=table, engines=engines, rewards=rewards)
 
 
+class ActorTask(Frozen):
+    """Long work under way in an actor, for screens."""
+
+    name: Words
+    """Verb with its object, e.g. `load model`."""
+    done: float
+    """Amount that is done."""
+    total: float
+    """Amount of all work; 0: unknown."""
+    unit: Words
+    """Unit of both amounts, in the plural; empty: none."""
+    since: float
+    """Start, in seconds since 1970 on the actor's clock."""
+
+
 class Heartbeat(Message):
     """Base of the actors' reports to the packer, sent every `bus.beat_interval` seconds and on change."""
 
@@ -231,8 +246,10 @@ class Heartbeat(Message):
     than its own exits."""
     neighbours: Name = ""
     """Name of the newest `Neighbours` that this process has; empty: none."""
+    task: ActorTask | None = None
+    """Long work under way; None: none, or none that is told."""
 
-    counters: ClassVar[frozenset[str]] = frozenset()
+    counters: ClassVar[frozenset[str]] = frozenset({"task"})
     """Fields that change all the time, for which the packer need not be woken."""
 
     def repeats(self, earlier: "Heartbeat | None", but: frozenset[str] = frozenset()) -> bool:
@@ -274,7 +291,7 @@ class RewardHeartbeat(Heartbeat):
     """Report of a reward actor."""
 
     kind: ClassVar[str] = "reward_heartbeat"
-    counters: ClassVar[frozenset[str]] = frozenset({"load", "calls", "scored", "busy_seconds"})
+    counters: ClassVar[frozenset[str]] = Heartbeat.counters | {"load", "calls", "scored", "busy_seconds"}
 
     address: Address
     """Socket address for groups."""
@@ -327,7 +344,7 @@ class InferenceHeartbeat(Heartbeat):
     """Report of an inference actor: address, served policy and load of its engine."""
 
     kind: ClassVar[str] = "inference_heartbeat"
-    counters: ClassVar[frozenset[str]] = frozenset({"load", "generated_tokens", "busy_seconds"})
+    counters: ClassVar[frozenset[str]] = Heartbeat.counters | {"load", "generated_tokens", "busy_seconds"}
 
     url: Address
     """URL of the completions API; empty while the engine starts."""

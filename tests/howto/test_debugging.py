@@ -12,7 +12,7 @@ from actors.cli import main
 from actors.datasets import Dataset, make_dataset
 from actors.datasets.identity import data_changes, identities
 from actors.datasets.prepared import Prepared
-from actors.ops.view.diagnostics import learning
+from actors.ops.screens.diagnostics import learning
 from schemas.config.data import DatasetConfig
 from tests import models
 from tests.howto.pages import CODE, matches, page

@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.ops.view.disk import view_on_disk
-from actors.ops.view.render import describe
+from actors.ops.screens.disk import view_on_disk
+from actors.ops.screens.render import describe
 from tests.ring.harness import own_reward, ring, ring_config
 
 NO_EVAL = {"num_prompts": 0}

@@ -14,7 +14,7 @@ from actors.learner.fake import FakeLearner
 from actors.learner.snapshots import Snapshot
 from actors.ledger import LedgerReader, Store
 from actors.ops.resume import rewind
-from actors.ops.view.diagnostics import diagnose
+from actors.ops.screens.diagnostics import diagnose
 from bus.run_folder import weights_folder
 from schemas.errors import ConfigError, RunFailedError
 from tests.ring.harness import (

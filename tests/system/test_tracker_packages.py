@@ -42,6 +42,11 @@ def test_tensorboard_in_another_folder_gets_the_whole_history(tmp_path: Path) ->
     assert _left(tmp_path, "tensorboard") == [-1, None]
 
 
+def test_runs_of_one_name_have_folders_of_their_own_in_tensorboard(tmp_path: Path) -> None:
+    """Else the files of one run would order to forget the steps of the other."""
+    assert _left(tmp_path, "tensorboard_shared") == ["mine", "mine-bbbbbbbb", "mine"]
+
+
 def test_trackio_gets_a_lost_batch_again_and_no_other_row_twice(tmp_path: Path) -> None:
     """It drops rows that it can't write, as on a full or locked disk, and goes on behind them."""
     left = _left(tmp_path, "trackio")

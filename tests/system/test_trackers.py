@@ -13,6 +13,7 @@ import pytest
 
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig, dump_config
+from tests.chaos.disk import filled, small_disk
 from tests.ring.harness import PATIENCE_SECONDS, check_promise, children, go_on, held_reward, ring_config, wait_until
 from tests.system.tools import missing
 
@@ -35,8 +36,8 @@ def _python() -> str:
 class Run:
     """A run with one tracker, by real processes."""
 
-    def __init__(self, folder: Path, kind: str, **sections: Any) -> None:
-        keys = {"type": kind} | ({"mode": "offline"} if kind in OFFLINE else {})
+    def __init__(self, folder: Path, kind: str, keys: dict[str, Any] | None = None, **sections: Any) -> None:
+        keys = keys or {"type": kind} | ({"mode": "offline"} if kind in OFFLINE else {})
         telemetry = {"trackers": [keys], "sample_groups_per_step": 1}
         self.kind, self.folder = kind, folder
         self.config: RunConfig = ring_config(
@@ -67,10 +68,10 @@ class Run:
         """Newest step that the tracker surely has."""
         return max((line["held"] for line in self.journal() if "held" in line), default=-1)
 
-    def shown(self) -> dict[str, list[tuple[str, int, float]]]:
-        """What the tracker's own reader shows, by run."""
+    def shown(self, folder: Path | None = None) -> dict[str, list[tuple[str, int, float]]]:
+        """What the tracker's own reader shows, by run; `folder` by default as without `logging_dir`."""
         command = [_python(), str(ROOT / "tests/system/tracker_reader.py"), self.kind]
-        command.append(str(self.config.output / "trackers" / self.kind))
+        command.append(str(folder or self.config.output / "trackers" / self.kind))
         done = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
@@ -137,8 +138,35 @@ def test_a_frozen_tracker_holds_up_nothing_and_catches_up(tmp_path: Path, kind: 
         assert up.wait(PATIENCE_SECONDS) == 0, run.log.read_text()
     finally:
         up.kill()
+    check_promise(run.config)
     (points,) = run.shown().values()
     run.check(points)
+
+
+def test_a_full_disk_of_a_tracker_holds_up_nothing_and_it_catches_up(tmp_path: Path) -> None:
+    """The run trains to its end meanwhile and counts the failures; with room again the tracker gets what it missed."""
+    disk = tmp_path / "disk"
+    with small_disk(disk) as why:
+        if why:
+            missing(why)
+        keys = {"type": "tensorboard", "logging_dir": str(disk / "logs")}
+        run = Run(tmp_path, "tensorboard", keys, reward=held_reward(tmp_path, calls=9))
+        up = run.start()
+        try:
+            wait_until(lambda: run.held() >= 1, "a step in the tracker")
+            with filled(disk):
+                go_on(tmp_path)
+                wait_until((run.config.output / "summary.json").exists, "the end of training")
+                log = run.config.output / "logs/tracker-0.log"
+                wait_until(lambda: "tracker failed; training goes on" in log.read_text(), "a failure in the log")
+                assert run.held() < STEPS
+                check_promise(run.config)
+            assert up.wait(PATIENCE_SECONDS) == 0, run.log.read_text()
+        finally:
+            up.kill()
+        assert all(path.stat().st_size for path in (disk / "logs").rglob("events.*"))
+        (points,) = run.shown(disk / "logs" / run.config.name).values()
+        run.check(points)
 
 
 def test_what_a_frozen_tracker_missed_is_sent_by_the_same_command(tmp_path: Path) -> None:

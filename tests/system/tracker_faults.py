@@ -59,6 +59,20 @@ def tensorboard(folder: Path) -> Any:
     return [*told, tracker.open(tracked(folder / "trackers", 5))]
 
 
+def tensorboard_shared(folder: Path) -> Any:
+    """Two runs of one name with one `logging_dir`, the first of which is opened again."""
+    from actors.trackers.adapters.tensorboard import make
+
+    found = []
+    for run, next_step in (("a" * 16, 0), ("b" * 16, 0), ("a" * 16, 2)):
+        tracker = make(TensorboardConfig(logging_dir=str(folder / "logs")))
+        tracker.open(tracked(folder / "trackers", next_step, run))
+        tracker.log(entry(next_step))
+        tracker.close()
+        found.append(tracker._folder.name)
+    return found
+
+
 def trackio(folder: Path) -> Any:
     """A batch of rows that Trackio can't write and drops, and a later one that arrives."""
     from trackio.sqlite_storage import SQLiteStorage

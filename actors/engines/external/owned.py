@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,12 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from actors.engines.external import guard
+from actors.process.tasks import Task
 
 END_SECONDS = 5.0
 """Seconds for a server's shutdown before SIGKILL."""
 TAIL_LINES = 15
 """Lines of the server's log in an error."""
 TAIL_BYTES = 20_000
+BAR = re.compile(r"^(?:\([^)]*\)\s*)*(?P<what>[^:|]+):\s+\d+%.*?(?P<done>\d+)/(?P<total>\d+)")
+"""Bar of tqdm in a log: `(EngineCore pid=7) Loading shards:  50% Completed | 1/2`."""
 
 
 class OwnedServer:
@@ -68,6 +72,16 @@ class OwnedServer:
             file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
             return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
 
+    def show_start(self, start: Task) -> None:
+        """Tell a task how far the server's start is, by the bar on the last line of the log; without one nothing."""
+        if (found := bar_of(self.last_lines())) is None:
+            return
+        what, done, total = found
+        name = f"start {self._server}: {what}"
+        if start.name != name:
+            start.begin(total, "", name)
+        start.reach(done, total)
+
     def close(self, patience: float = END_SECONDS) -> None:
         """Stop the server: politely within `patience` seconds, otherwise by SIGKILL. May be called again."""
         self._process.terminate()
@@ -79,3 +93,10 @@ class OwnedServer:
         # last: the guard takes a closed pipe for the end of its owner, and kills the server without patience
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+def bar_of(lines: str) -> tuple[str, int, int] | None:
+    """Return the bar on the last line of a log: what is done, the amount, and the total; None if there is no bar."""
+    last = next((line for line in reversed(lines.splitlines()) if line.strip()), "")
+    found = BAR.match(last.strip())
+    return None if found is None else (found["what"].strip(), int(found["done"]), int(found["total"]))

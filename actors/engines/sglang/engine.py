@@ -35,6 +35,7 @@ from actors.engines.sglang.answers import completion_of, generate_body
 from actors.engines.sglang.client import SglangClient
 from actors.engines.sglang.compat import check_server
 from actors.engines.sglang.process import OwnServer
+from actors.process.tasks import task
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
@@ -143,24 +144,27 @@ class SglangEngine(ServedEngine):
     async def _connect(self, url: str, keys: list[str]) -> None:
         self._client = SglangClient(url, *keys)
         deadline = time.monotonic() + self._config.startup_timeout
-        while True:
-            if self._server is not None and (ended := self._server.ended()):
-                raise EngineStoppedError(ended)
-            try:
-                info = await self._client.server_info()
-                break
-            except RefusedError as error:
-                # a wrong key or address, which waiting does not mend; any other status may come from a starting server
-                if error.status in (401, 403, 404):
-                    raise ConfigError(f"inference.engine.urls, inference.engine.api_key_env: {error}") from None
-                trouble = str(error)
-            except (EngineStoppedError, TimeoutError) as error:
-                trouble = str(error) or "SGLang takes long to answer"
-            if time.monotonic() > deadline:
-                timeout = self._config.startup_timeout
-                words = f"; the last lines of its log:\n{self._server.last_lines()}" if self._server else ""
-                raise EngineStoppedError(f"{trouble} after {timeout:g} s (inference.engine.startup_timeout){words}")
-            await asyncio.sleep(POLL_SECONDS)
+        with task(f"{'start' if self._server else 'wait for'} SGLang") as start:
+            while True:
+                if self._server is not None and (ended := self._server.ended()):
+                    raise EngineStoppedError(ended)
+                try:
+                    info = await self._client.server_info()
+                    break
+                except RefusedError as error:
+                    # waiting mends no wrong key or address; any other status may come from a starting server
+                    if error.status in (401, 403, 404):
+                        raise ConfigError(f"inference.engine.urls, inference.engine.api_key_env: {error}") from None
+                    trouble = str(error)
+                except (EngineStoppedError, TimeoutError) as error:
+                    trouble = str(error) or "SGLang takes long to answer"
+                if time.monotonic() > deadline:
+                    timeout = self._config.startup_timeout
+                    words = f"; the last lines of its log:\n{self._server.last_lines()}" if self._server else ""
+                    raise EngineStoppedError(f"{trouble} after {timeout:g} s (inference.engine.startup_timeout){words}")
+                if self._server is not None:
+                    self._server.show_start(start)
+                await asyncio.sleep(POLL_SECONDS)
         if self._server is not None:
             self._server.forget_keys()
         check_server(info, self._config, self._serves_adapters, url)

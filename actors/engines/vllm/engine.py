@@ -46,6 +46,7 @@ from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.compat import check_version, installed
 from actors.engines.vllm.process import WHOLE_PROMPTS, OwnServer, api_key
 from actors.engines.vllm.shared_gpu import ServerMemory
+from actors.process.tasks import task
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
@@ -165,15 +166,18 @@ class VllmEngine(ServedEngine):
         self._alarm = asyncio.Event()
         self._client = VllmClient(url, api_key(self._config), self._server.owner_key if self._server else "")
         deadline = time.monotonic() + self._config.startup_timeout
-        while trouble := await self._client.trouble():
-            if self._server is not None and (ended := self._server.ended()):
-                raise EngineStoppedError(ended)
-            if time.monotonic() > deadline:
-                words = f"; the last lines of its log:\n{self._server.last_lines()}" if self._server else ""
-                raise EngineStoppedError(
-                    f"{trouble} after {self._config.startup_timeout:g} s (inference.engine.startup_timeout){words}"
-                )
-            await asyncio.sleep(POLL_SECONDS)
+        with task(f"{'start' if self._server else 'wait for'} vLLM") as start:
+            while trouble := await self._client.trouble():
+                if self._server is not None and (ended := self._server.ended()):
+                    raise EngineStoppedError(ended)
+                if time.monotonic() > deadline:
+                    words = f"; the last lines of its log:\n{self._server.last_lines()}" if self._server else ""
+                    raise EngineStoppedError(
+                        f"{trouble} after {self._config.startup_timeout:g} s (inference.engine.startup_timeout){words}"
+                    )
+                if self._server is not None:
+                    self._server.show_start(start)
+                await asyncio.sleep(POLL_SECONDS)
         check_version(await self._client.version(), url)
         settings = await self._settings()
         self._longest = int(settings["model_config"]["max_model_len"])

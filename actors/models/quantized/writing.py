@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.models.quantized.codes import Codes
 from actors.models.quantized.scheme import described
+from actors.process.tasks import task
 from schemas.errors import ConfigError
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pth", "*.gguf")
@@ -53,14 +54,16 @@ def write_quantized(model: Path, codes: Codes, output: Path) -> tuple[int, int]:
         if not taken:
             raise ConfigError(f"MODEL: {model} has no linear layer that can have {codes.name} weights")
         written: dict[str, Tensor] = {}
-        for name, file in tensors.items():
-            weight = file.get_tensor(name)
-            if name in taken:
-                siblings = [tensors[other].get_tensor(other) for other in _siblings(name, taken, layers)]
-                found = codes.encode(weight, siblings)
-                written |= {f"{taken[name]}.{part}": tensor for part, tensor in found.items()}
-            else:
-                written[name] = weight
+        with task(f"quantise {model.name}", len(tensors), "tensors") as quantising:
+            for name, file in tensors.items():
+                weight = file.get_tensor(name)
+                if name in taken:
+                    siblings = [tensors[other].get_tensor(other) for other in _siblings(name, taken, layers)]
+                    found = codes.encode(weight, siblings)
+                    written |= {f"{taken[name]}.{part}": tensor for part, tensor in found.items()}
+                else:
+                    written[name] = weight
+                quantising.advance()
         output.mkdir(parents=True, exist_ok=True)
         save_torch_state_dict(written, str(output))
     for file in model.iterdir():

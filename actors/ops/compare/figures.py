@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.ops.previous_run import read_left
+from actors.ops.screens.disk import view_on_disk
+from actors.ops.screens.limits import Stage, limits
 from actors.ops.up.run_lock import is_held
-from actors.ops.view.disk import view_on_disk
-from actors.ops.view.limits import Stage, limits
 from actors.telemetry.tail import Tail
 from actors.telemetry.totals import StepTotals, is_number
 from schemas.config import load_config

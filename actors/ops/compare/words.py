@@ -6,7 +6,7 @@ from typing import Any
 
 from actors.ops.compare.differences import differing
 from actors.ops.compare.figures import Figures
-from actors.ops.view.render import printable
+from actors.ops.screens.render import printable
 
 NONE = "-"
 """Text for a figure that is not known."""

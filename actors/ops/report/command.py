@@ -13,9 +13,9 @@ from actors.ops.report.curves import CURVES
 from actors.ops.report.page import Content, page
 from actors.ops.report.picks import picked
 from actors.ops.report.pictures import can_draw, draw
-from actors.ops.view.diagnostics import dealt_with
-from actors.ops.view.limits import limits
-from actors.ops.view.result import result
+from actors.ops.screens.diagnostics import dealt_with
+from actors.ops.screens.limits import limits
+from actors.ops.screens.result import result
 from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES, replace
 from actors.telemetry.tail import Tail
 from actors.telemetry.totals import is_number

@@ -7,7 +7,7 @@ from pathlib import Path
 from actors.ops.compare.picture import MEAN_OF, running_mean
 from actors.ops.report.curves import Curve
 from actors.ops.report.svg import thinned
-from actors.ops.view.render import printable
+from actors.ops.screens.render import printable
 from schemas.errors import ConfigError
 
 INCHES, DPI = (7.0, 3.2), 120

@@ -12,12 +12,13 @@ from typing import Any
 
 from actors.ops.compare.figures import outcome_of
 from actors.ops.previous_run import read_left
-from actors.ops.view.render import printable
+from actors.ops.screens.render import printable
 from actors.packer.progress import ALIVE_SECONDS
 from actors.telemetry.samples import group_text, newest_groups
 from actors.telemetry.samples_tail import SamplesTail
 from schemas.config import load_config
 from schemas.config.resolved import RESOLVED
+from schemas.errors import ConfigError
 
 POLL_SECONDS = 0.25
 """Seconds between two looks at the samples."""
@@ -38,8 +39,14 @@ def follow_samples(output: Path, num_completions: int, characters: int) -> int:
         0 after the end of a run that is done, and after Ctrl-C; 1 if the run has failed.
 
     Raises:
-        ConfigError: the run's files can't be read.
+        ConfigError: there is neither such a folder nor the one above, or the run's files can't be read.
     """
+    # the folder of a run that starts later may be missing, but a name without a place for it is mistyped
+    if not output.is_dir() and not output.parent.is_dir():
+        raise ConfigError(
+            f"{output}: is not there, and neither is {output.parent}, so no run is going to start there; give the "
+            "output_dir of a run"
+        )
     # a shell starts background jobs with SIGINT ignored; `kill -INT` shall end them all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)
     follower = Follower(output)

@@ -24,6 +24,8 @@ from actors.ops.ports import claimed_ports
 from actors.ops.preflight import preflight
 from actors.ops.previous_run import changed_data, check_ledger_is_own, done_at, newest_checkpoint, run_so_far
 from actors.ops.run_length import run_length_note, with_run_length
+from actors.ops.screens.result import result_on_disk
+from actors.ops.screens.screen import Screen, titled
 from actors.ops.up.carried_ledger import LedgerCarrier, bring_ledger, is_carried
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
 from actors.ops.up.followers import FOLLOWERS, do_rest, end_seconds, lines_of_hub
@@ -31,8 +33,6 @@ from actors.ops.up.forked import ForkServers
 from actors.ops.up.run_lock import hold_run_lock
 from actors.ops.up.scaler import Scaler
 from actors.ops.up.share import DONE_PATIENCE_SECONDS, TOLD_BEATS, Share, looks_done
-from actors.ops.view.result import result_on_disk
-from actors.ops.view.screen import Screen, titled
 from actors.process.descriptors import raise_limits
 from actors.process.exits import (
     EXIT_CONFIG,

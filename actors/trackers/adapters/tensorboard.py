@@ -20,6 +20,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from actors.trackers.protocol import Entry, Table, TrackedRun
 from schemas.config.trackers import TensorboardConfig
 
+MARKER = ".grpo-actors-run"
+"""File with the id of the run that a folder below `logging_dir` belongs to."""
 MAX_ROWS = 32
 """Largest number of rows of a table, which TensorBoard shows as text."""
 LONGEST_WAIT_SECONDS = 3.0
@@ -43,7 +45,7 @@ class TensorboardTracker:
 
     def open(self, run: TrackedRun) -> int | None:
         """Start a file that replaces `next_step` and later steps; all steps in a folder that has none yet."""
-        self._folder = Path(self._keys.logging_dir).absolute() / run.name if self._keys.logging_dir else run.folder
+        self._folder = folder_of(Path(self._keys.logging_dir).absolute(), run) if self._keys.logging_dir else run.folder
         is_new = not any(self._folder.glob("events.out.tfevents.*"))
         self._start_file(0 if is_new else run.next_step)
         if is_new or run.next_step <= 0:
@@ -80,6 +82,9 @@ class TensorboardTracker:
             writer.close()
 
     def _start_file(self, purge_step: int) -> None:
+        for path in self._folder.glob("events.out.tfevents.*"):
+            if not path.stat().st_size:  # of a try on a full disk, of which there may be one a minute
+                path.unlink()
         # readers take files in the order of their names, which start with the second of their creation
         existing = [path.name.split(".")[3] for path in self._folder.glob("events.out.tfevents.*")]
         newest = max((int(second) for second in existing if second.isdecimal()), default=0)
@@ -101,6 +106,31 @@ class TensorboardTracker:
     def _write(self, event: Event) -> None:
         assert self._writer is not None
         self._writer.add_event(event)
+
+
+def folder_of(logging_dir: Path, run: TrackedRun) -> Path:
+    """Return the run's own folder below `logging_dir`: NAME, or NAME-ID if another run has taken that name.
+
+    Raises:
+        OSError: the folder can't be made.
+    """
+    named = logging_dir / run.name
+    return named if _takes(named, run) else logging_dir / f"{run.name}-{run.id[:8]}"
+
+
+def _takes(folder: Path, run: TrackedRun) -> bool:
+    """Mark a folder as the run's, unless it is another run's; return whether the run has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    marker = folder / MARKER
+    # files without a marker are of an earlier release: of this run, if it has sent steps already
+    if run.next_step <= 0 and not marker.exists() and any(folder.glob("events.out.tfevents.*")):
+        return False
+    try:
+        with marker.open("x", encoding="utf-8") as file:
+            file.write(run.id)
+    except FileExistsError:
+        return marker.read_text(encoding="utf-8") == run.id
+    return True
 
 
 def markdown_of(table: Table) -> str:

@@ -33,7 +33,7 @@ export async function render(params, app) {
 
 function indexed(value) {
   const parts = [`${counted(value.groups, "group")}, ${counted(value.trajectories, "trajectory").replace("trajectorys", "trajectories")}`];
-  if (value.indexed < 1) parts.push(`${Math.floor(100 * value.indexed)} % of samples.jsonl read so far, the newest first`);
+  if (value.indexed < 1) parts.push(`${Math.floor(100 * value.indexed)} % of samples.jsonl read so far, the newest first${value.left ? `, ${value.left}` : ""}`);
   if (value.problem) parts.push(`the list is not up to date: ${value.problem}`);
   return parts.join("; ");
 }

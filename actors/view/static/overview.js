@@ -124,7 +124,7 @@ function actors(state) {
   if (!rows.length) return "";
   return h("details", {}, h("summary", {}, counted(rows.length + (state.actors_left_out ?? 0), "actor")),
     table(["actor", "heard", "state"], rows.map((one) => [one.name, `${shown(one.age, 2)} s ago`,
-      [one.phase, one.engine, one.version === undefined || one.version === null ? null : `version ${one.version}`, one.error].filter(Boolean).join(", ")]),
+      [one.phase, one.engine, one.version === undefined || one.version === null ? null : `version ${one.version}`, one.doing, one.error].filter(Boolean).join(", ")]),
     { label: "actors" }));
 }
 

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.utils import logging as transformers_logging
 
 from actors.models import loading
+from actors.process import tasks
+from actors.process.tasks import Task
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.errors import ConfigError
 from tests.conftest import ModelFolder
@@ -88,3 +91,27 @@ def test_the_precision_of_a_models_files_is_read_from_their_headers(tmp_path: Pa
     (tmp_path / "model-2.safetensors").write_bytes(b"no such file format")
     assert loading.stored_dtype(str(tmp_path)) is None
     assert loading.stored_dtype("nobody/has-downloaded-this") is None
+
+
+def test_the_load_of_a_model_is_a_task_that_counts_its_tensors(model_folder: ModelFolder) -> None:
+    """And none is under way once it is loaded; bars of transformers are its own again."""
+    found: list[tuple[str, float, float, str]] = []
+
+    class Recorder:
+        def told(self, task: Task) -> None:
+            found.append((task.name, task.done, task.total, task.unit))
+
+        def ended(self, task: Task) -> None:
+            self.told(task)
+
+    folder = model_folder()
+    tasks.tell_by(Recorder())
+    try:
+        model = loading.load_model(model_config(folder), torch.float32)
+    finally:
+        tasks.tell_by(None)
+    name, done, total, unit = found[-1]
+    assert (name, unit) == (f"load model {folder.name}", "tensors")
+    assert 0 < done == total <= len(list(model.parameters()))
+    assert tasks.reported() is None
+    assert transformers_logging.set_tqdm_hook(None) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.ops.view.limits import evaluation_words
+from actors.ops.screens.limits import evaluation_words
 from actors.packer.evaluation_clock import EvaluationClock
 from tests.actors.ledger.test_evaluations import Run
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from actors.ops.view.render import View, describe, render
+from actors.ops.screens.render import View, describe, render
 from actors.reward.constant_rewards import GROUPS_UNTIL_SAID, ConstantRewards
-from tests.actors.ops.view.progresses import PROGRESS
+from tests.actors.ops.screens.progresses import PROGRESS
 from tests.ring.harness import own_reward, ring, ring_config, wait_until, watching
 
 ZEROS = np.zeros((1, 4))

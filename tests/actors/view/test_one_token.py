@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.ops.view.watch import config_of
+from actors.ops.screens.watch import config_of
 from actors.view.viewed_run import ViewedRun
 from tests.actors.view.one_token import RECORDED_GROUPS, STEPS, loss_by_hand, short_quickstart
 from tests.actors.view.test_server import served

@@ -43,6 +43,20 @@ def test_a_living_run_says_what_limits_it(make: Make) -> None:
     assert {"reward_mean", "entropy", "lag_mean"} <= {one["name"] for one in found["figures"]}  # type: ignore[attr-defined]
 
 
+def test_an_actor_at_a_long_piece_of_work_says_so(make: Make) -> None:
+    """In the words of the screens."""
+    run = make(2)
+    run.report()
+    path = run.config.output / "progress.json"
+    progress = json.loads(path.read_text())
+    task = {"name": "load model", "done": 30, "total": 120, "unit": "tensors", "seconds": 10.0}
+    progress["actors"][0]["task"] = task
+    path.write_text(json.dumps(progress))
+    first, *others = seen(run)["actors"]  # type: ignore[misc]
+    assert first["doing"] == "load model: 30 of 120 tensors, about 30 s left"
+    assert not any("doing" in one for one in others)
+
+
 def test_a_run_that_was_killed_is_no_living_one(make: Make) -> None:
     """Its newest progress is old; the words say how long, and from where the same command continues."""
     run = make(2)

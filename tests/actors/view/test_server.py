@@ -16,6 +16,7 @@ from aiohttp import web
 
 from actors.view import server
 from actors.view.access import HEADERS, token_for
+from actors.view.listing import Listing
 from actors.view.server import application
 from actors.view.viewed_run import ViewedRun
 from schemas.errors import ConfigError
@@ -414,3 +415,16 @@ def test_a_port_that_is_taken_is_named(make: Make, tmp_path: Path) -> None:
         taken.listen()
         with pytest.raises(ConfigError, match="--port 0 takes any free port"):
             serve([run.config.output], "127.0.0.1", taken.getsockname()[1], tmp_path / "cache")
+
+
+def test_a_catalogue_that_is_being_made_has_the_time_left(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the pace since the first look, which has none yet."""
+    shares = iter((0.2, 0.6, 1.0))
+    facts = Listing.facts
+    with viewed(tmp_path, make(2)) as (run,):
+        monkeypatch.setattr(Listing, "facts", lambda listing: facts(listing) | {"indexed": next(shares)})
+        first, second, last = (run.facts()["left"] for _ in range(3))
+    assert (first, last) == ("", "")
+    assert second == "about 0 s left"

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.ops.trace.files import Span, read_spans
+from actors.ops.trace import files
+from actors.ops.trace.files import Recorded, Span, read_spans
 from actors.ops.trace.picture import trace_events
 from actors.ops.trace.window import window_of
-from actors.view.timeline import SHORTEST, TRACK_ROWS, NoTimelineError, timeline_of, trace_of
+from actors.view.timeline import SHORTEST, TRACK_ROWS, NoTimelineError, index_of, timeline_of, trace_of
 from tests.actors.ops.trace.timelines import made, ten_steps, write_spans
 from tests.actors.view.conftest import Make
 from tests.actors.view.test_server import served, viewed
@@ -17,7 +18,7 @@ from tests.trace_format import problems_of
 def test_each_row_has_the_spans_of_the_step_from_its_start_on(tmp_path: Path) -> None:
     """Step 4 of ten by hand: spans of other steps are absent, and spans that overlap its bounds are cut."""
     write_spans(tmp_path / "events", ten_steps())
-    found = timeline_of(tmp_path, 4)
+    found = timeline_of(index_of(tmp_path), 4)
     assert (found["words"], found["seconds"], found["start"]) == ("", 1.0, 4.0)
     rows = {(one["actor"], row["title"]): row["spans"] for one in found["actors"] for row in one["rows"]}
     assert [one["actor"] for one in found["actors"]] == [
@@ -45,7 +46,7 @@ def test_short_spans_and_further_rows_are_counted(tmp_path: Path) -> None:
     at_once = [made("rollout-0", "groups", "group", 0.1, 0.9, str(n), ordinal=n) for n in range(TRACK_ROWS + 30)]
     recorded = ten_steps()
     write_spans(tmp_path / "events", type(recorded)([step, *short, *at_once], [], {}))
-    by_actor = {one["actor"]: one for one in timeline_of(tmp_path, 1)["actors"]}
+    by_actor = {one["actor"]: one for one in timeline_of(index_of(tmp_path), 1)["actors"]}
     assert (by_actor["packer-0"]["short"], by_actor["packer-0"]["rows"][0]["spans"]) == (1000, [])
     assert (by_actor["rollout-0"]["hidden"], len(by_actor["rollout-0"]["rows"])) == (30, TRACK_ROWS)
 
@@ -74,11 +75,48 @@ def test_spans_within_a_time_are_those_that_overlap_it(tmp_path: Path) -> None:
     assert {span.actor for span in read_spans(tmp_path, actor="reward-0").spans} == {"reward-0"}
 
 
+def test_a_step_is_read_from_its_own_blocks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of other steps may be anything by then, and a look after more steps reads what is new."""
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1)
+    every = ten_steps().spans
+    for k in range(1, 11):
+        write_spans(tmp_path / "events", Recorded([one for one in every if k <= one.start < k + 1], [], {}))
+    index = index_of(tmp_path)
+    before = timeline_of(index, 4)
+    inference = tmp_path / "events" / "inference-0.jsonl"
+    whole = inference.read_bytes()
+    later = whole.index(b"[7,")
+    inference.write_bytes(whole[:later] + b"x" * (len(whole) - later))
+    assert timeline_of(index, 4) == before
+    assert before["actors"] == timeline_of(index_of(tmp_path), 4)["actors"]
+    assert not [one for one in timeline_of(index, 8)["actors"] if one["actor"] == "inference-0"]
+    write_spans(
+        tmp_path / "events", Recorded([made("trainer-0", "main", "step", 11, 12, step=11, ordinals=[])], [], {})
+    )
+    assert timeline_of(index, 11)["seconds"] == 1.0
+
+
+def test_a_file_that_becomes_the_older_one_stays_in_the_index(tmp_path: Path) -> None:
+    """It keeps its inode; a file that is gone leaves."""
+    folder = tmp_path / "events"
+    write_spans(folder, ten_steps())
+    index = index_of(tmp_path)
+    before = timeline_of(index, 4)
+    (folder / "trainer-0.jsonl").rename(folder / "trainer-0.older.jsonl")
+    write_spans(folder, Recorded([made("trainer-0", "main", "step", 11, 12, step=11, ordinals=[])], [], {}))
+    assert timeline_of(index, 4) == before
+    assert timeline_of(index, 11)["seconds"] == 1.0
+    (folder / "trainer-0.older.jsonl").unlink()
+    assert timeline_of(index, 4)["words"].startswith("step 4 is not in the timeline, which has steps 11 to 11")
+
+
 def test_a_step_without_spans_has_words_that_name_the_key(tmp_path: Path) -> None:
     """Of a run that records none, and of a step that is not among the newest ones."""
-    assert "telemetry.events_bytes" in timeline_of(tmp_path, 4)["words"]
+    assert "telemetry.events_bytes" in timeline_of(index_of(tmp_path), 4)["words"]
     write_spans(tmp_path / "events", ten_steps())
-    assert timeline_of(tmp_path, 11)["words"].startswith("step 11 is not in the timeline, which has steps 1 to 10")
+    assert timeline_of(index_of(tmp_path), 11)["words"].startswith(
+        "step 11 is not in the timeline, which has steps 1 to 10"
+    )
     with pytest.raises(NoTimelineError, match="step 11"):
         trace_of(tmp_path, 11)
 

@@ -139,6 +139,7 @@ def test_tokens_that_are_gone_are_said_to_be_gone(make: Make, tmp_path: Path) ->
     ledger = LedgerReader.of(run.config.ledger_path)
     group, words = tokens_of(ledger, 0, run.config)
     assert group is None
+    assert "its step is compacted" in words
     assert "ledger.keep_steps" in words
     assert "not there" in tokens_of(None, 0, run.config)[1]
     ledger.close()

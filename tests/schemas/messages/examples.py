@@ -17,6 +17,7 @@ from bus.codec import Frame
 from schemas.config.sampling import SamplingParams
 from schemas.messages import (
     MESSAGE_TYPES,
+    ActorTask,
     AttemptFailure,
     CheckpointInfo,
     DroppedOrdinal,
@@ -181,6 +182,7 @@ _ALL = (
     TrainerHeartbeat(
         **HEARTBEAT_FIELDS,
         name="trainer-0",
+        task=ActorTask(name="save checkpoint of step 8", done=2e9, total=6e9, unit="bytes", since=1.7e9),
         rank=0,
         num_ranks=1,
         address="ipc:///t",

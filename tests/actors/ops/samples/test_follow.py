@@ -88,6 +88,12 @@ def test_a_run_on_another_machine_lives_while_its_progress_is_young(tmp_path: Pa
         assert outcome_seen(output) == outcome
 
 
+def test_a_mistyped_folder_is_refused_at_once(tmp_path: Path, capsys: Any) -> None:
+    """No run is going to start where not even the folder above is there."""
+    assert main(["samples", str(tmp_path / "outpust" / "mine"), "--follow"]) == 2
+    assert "outpust/mine: is not there, and neither is" in capsys.readouterr().err
+
+
 def test_a_step_and_new_samples_exclude_each_other(tmp_path: Path, capsys: Any) -> None:
     """The parser says so."""
     with pytest.raises(SystemExit, match="2"):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from actors.ops.view.diagnostics import seconds_in_words
+from actors.process.durations import seconds_in_words
 
 Stage = Literal["unknown", "nothing", "sampling", "scoring", "packing", "training"]
 

@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from actors.process.durations import seconds_in_words
+
 MAX_FAILURE_CHARACTERS = 100
 """Longest text of a failure on a screen."""
 FEWEST_STEPS, FEWEST_GROUPS = 3, 20
@@ -96,12 +98,3 @@ def _share(dropped: int, progress: Mapping[str, Any]) -> str:
     in_flight = sum(progress.get(state, 0) for state in ("issued", "settled", "composed"))
     finished = progress.get("num_issued", 0) - in_flight
     return f"{dropped} of {finished} groups, {dropped / finished:.0%}" if finished >= dropped else str(dropped)
-
-
-def seconds_in_words(seconds: float) -> str:
-    """Return a duration in words: `12 s`, `3 min`, `2 h`, `4 days`."""
-    # a unit is used up to twice the next one: 119 s, 119 min, 47 h
-    for unit, length, until in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
-        if seconds < until:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} days"

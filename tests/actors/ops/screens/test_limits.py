@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.ops.view.limits import limits
-from tests.actors.ops.view.progresses import PROGRESS, means, settings
+from actors.ops.screens.limits import limits
+from tests.actors.ops.screens.progresses import PROGRESS, means, settings
 
 ONE_MACHINE = {"settings": PROGRESS["settings"] | {"bus.control": "ipc"}}
 

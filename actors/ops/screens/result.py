@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from actors.ops.previous_run import newest_checkpoint
-from actors.ops.view.diagnostics import seconds_in_words
+from actors.process.durations import seconds_in_words
 from schemas.config import RunConfig
 
 MEASURES = {"exact_match": "exact match", "mean_reward": "reward"}

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from actors.ops.previous_run import done_at, newest_checkpoint, read_left
-from actors.ops.view.diagnostics import seconds_in_words
-from actors.ops.view.render import View
+from actors.ops.screens.render import View
+from actors.process.durations import seconds_in_words
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig
 from schemas.errors import ConfigError

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from actors.ops.view.disk import has_ended_on_disk, view_on_disk
-from actors.ops.view.render import View, render
-from actors.ops.view.screen import Screen
+from actors.ops.screens.disk import has_ended_on_disk, view_on_disk
+from actors.ops.screens.render import View, render
+from actors.ops.screens.screen import Screen
+from actors.packer.start_file import starting_words
 from actors.process.membership import Membership
 from actors.telemetry.logs import configure_logs
 from bus.topology import Addresses
@@ -95,6 +96,8 @@ def top(config: RunConfig) -> int:
 
 def _view(config: RunConfig, observer: "_Observer | None") -> View:
     if observer is None or not observer.is_answered(ANSWER_SECONDS):
+        if starting := starting_words(config.output):
+            return View(config.name, str(config.output), {}, starting=starting)
         return view_on_disk(config)
     return View(config.name, str(config.output), *observer.newest())
 
@@ -127,13 +130,13 @@ class _Observer:
         return self._directive is not None
 
     def newest(self) -> tuple[dict[str, Any], float]:
-        """Return the newest progress, and the seconds since the packer was heard.
+        """Return the newest progress, and the seconds since the packer was heard; no progress before its first answer.
 
         If the packer refuses this process, the progress has the phase "failed" and the reason.
         """
         directive, silent = self._directive, self._membership.silent_seconds
-        # callers ask `is_answered` first
-        assert directive is not None
+        if directive is None:  # it starts, and reads its data
+            return {}, silent
         failed = {
             "phase": "failed",
             "step": directive.step,
@@ -146,7 +149,9 @@ class _Observer:
     def has_ended(self) -> bool:
         """True if the run has ended or can't be reached any more. No packer waits for observers."""
         progress, silent = self.newest()
-        if progress["phase"] in ("done", "failed") or silent > GONE_SECONDS:
+        if progress.get("phase") in ("done", "failed"):
+            return True
+        if silent > GONE_SECONDS and not starting_words(self._config.output):
             return True
         return silent > self._config.bus.lease and has_ended_on_disk(self._config)
 

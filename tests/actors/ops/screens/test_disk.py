@@ -7,10 +7,10 @@ import time
 import pytest
 
 from actors.ops.resume import note_rewind
-from actors.ops.view.disk import has_ended_on_disk, view_on_disk
-from actors.ops.view.render import render
+from actors.ops.screens.disk import has_ended_on_disk, view_on_disk
+from actors.ops.screens.render import render
 from schemas.errors import ConfigError
-from tests.actors.ops.view.progresses import PROGRESS
+from tests.actors.ops.screens.progresses import PROGRESS
 from tests.ring.harness import ring_config
 
 

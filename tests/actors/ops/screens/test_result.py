@@ -1,8 +1,8 @@
 """What `actors up` ends with."""
 
-from actors.ops.view.render import View, describe, render
-from actors.ops.view.result import result
-from tests.actors.ops.view.progresses import PROGRESS
+from actors.ops.screens.render import View, describe, render
+from actors.ops.screens.result import result
+from tests.actors.ops.screens.progresses import PROGRESS
 
 SUMMARY = {
     "steps": 600, "wall_seconds": 315.0, "reward_first": 0.43, "reward_last": 0.97,

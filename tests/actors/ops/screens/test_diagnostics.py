@@ -2,8 +2,9 @@
 
 import pytest
 
-from actors.ops.view.diagnostics import dealt_with, diagnose, learning, seconds_in_words
-from tests.actors.ops.view.progresses import PROGRESS, settings
+from actors.ops.screens.diagnostics import dealt_with, diagnose, learning
+from actors.process.durations import seconds_in_words
+from tests.actors.ops.screens.progresses import PROGRESS, settings
 
 
 def late(name: str, age: float) -> dict[str, object]:

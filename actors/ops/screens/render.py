@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.ops.view.diagnostics import dealt_with, diagnose, learning, seconds_in_words
-from actors.ops.view.limits import evaluation_words, limits
+from actors.ops.screens.diagnostics import dealt_with, diagnose, learning
+from actors.ops.screens.limits import evaluation_words, limits
+from actors.process.durations import seconds_in_words
+from actors.process.tasks import words_of
 
 MARGIN = 11
 """Width of the headings on the left, in characters."""
@@ -67,6 +69,8 @@ class View:
     """Way in which the run has ended, in words; empty while it goes on."""
     ended_well: bool = True
     """False if the run has ended without being done."""
+    starting: str = ""
+    """Work of a packer that starts and does not answer yet; empty: not known."""
 
     @property
     def is_over(self) -> bool:
@@ -93,7 +97,7 @@ def render(view: View, columns: int = 100) -> list[str]:
     lines = ["  ".join([view.name, *where, view.output])]
     lines += _section("ended", [view.ended] if view.ended else [], width)
     if not progress:
-        return [line[:columns] for line in [*lines, *(() if view.ended else ("waiting for the packer",))]]
+        return [printable(line)[:columns] for line in [*lines, *(() if view.ended else (waiting(view.starting),))]]
     lines += _section("trouble", view.diagnostics, width)
     lines += _section("note", progress.get("notes", ()), width)
     if not view.is_over:
@@ -131,13 +135,19 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def describe(progress: Mapping[str, Any], elapsed_seconds: float) -> str:
-    """Return a run as a single line, for logs."""
+def waiting(starting: str) -> str:
+    """Return the line on a packer that does not answer yet, with its work if that is known."""
+    return f"waiting for the packer{f': {starting}' if starting else ''}"
+
+
+def describe(progress: Mapping[str, Any], elapsed_seconds: float, starting: str = "") -> str:
+    """Return a run as a single line, for logs; `starting` is the work of a packer that does not answer yet."""
     if not progress:
-        return f"{_clock(elapsed_seconds)}  waiting for the packer"
+        return printable(f"{_clock(elapsed_seconds)}  {waiting(starting)}")
     parts = [_clock(elapsed_seconds), *_where(progress), *_figures(progress)]
     if left := time_left(progress):
         parts.append(left)
+    parts += [f"{actor['name']}: {words_of(actor['task'])}" for actor in progress.get("actors", ()) if "task" in actor]
     parts += [f"eval {text}" for text in evaluations(progress)]
     # a packer that refuses all processes gives only the reason, and no counts
     if "issued" in progress:
@@ -197,8 +207,12 @@ def _section(heading: str, words: Sequence[str], width: int) -> list[str]:
 def _queue(progress: Mapping[str, Any]) -> Iterator[str]:
     for stage, (number, limit) in progress.get("queues", {}).items():
         # more than the capacity is possible: groups also wait at reward actors
-        filled = round(BAR * min(1.0, number / limit)) if limit else 0
-        yield f"{stage:{MARGIN}}{number:>4} of {limit:<4} {'#' * filled:.<{BAR}}  {STAGES[stage]}"
+        yield f"{stage:{MARGIN}}{number:>4} of {limit:<4} {_bar(number, limit)}  {STAGES[stage]}"
+
+
+def _bar(number: float, limit: float) -> str:
+    filled = round(BAR * min(1.0, number / limit)) if limit else 0
+    return f"{'#' * filled:.<{BAR}}"
 
 
 def _actors(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
@@ -222,5 +236,9 @@ def _actors(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
         served = "nothing yet" if version is None else f"version {version}"
         words = WORK[actor["kind"]].format(**{**actor, "version": served})
         work = words if phase == "running" else f"{phase}; {words}"
+        if (task := actor.get("task")) is not None:
+            # what it does now comes first: the end of a long line is cut
+            bar = f"{_bar(task['done'], task['total'])} " if task["total"] else ""
+            work = f"{bar}{words_of(task)}; {work}"
         lines.append(f"{actor['name']:{longest}}  {heard:>14}  {work}")
     return [line.rstrip() for line in [*lines, *([folded] if folded else [])]]

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from actors.ops.view.render import View, describe, printable, render
+from actors.ops.screens.render import View, describe, printable, render
+from actors.packer.start_file import starting_words
 from schemas.config import RunConfig
 
 REFRESH_SECONDS = 0.5
@@ -47,7 +48,7 @@ class Screen:
         """Draw the progress, if the last drawing is long enough ago.
 
         Args:
-            progress: newest progress; empty if the packer has not been heard yet.
+            progress: newest progress; empty if the packer has not been heard yet. Then its start file is read.
             silent_seconds: seconds since the packer was heard.
         """
         now = time.monotonic()
@@ -67,11 +68,13 @@ class Screen:
         elapsed = time.monotonic() - self._started
         if not self._own_clock:
             elapsed = progress.get("seconds", elapsed)
+        starting = "" if progress else starting_words(self._config.output)
         if not self._live:
-            self._write(describe(progress, elapsed) + "\n")
+            self._write(describe(progress, elapsed, starting) + "\n")
             return
         columns, rows = shutil.get_terminal_size()
-        view = View(self._config.name, str(self._config.output), progress, silent_seconds, elapsed)
+        name, output = self._config.name, str(self._config.output)
+        view = View(name, output, progress, silent_seconds, elapsed, starting=starting)
         # a screen taller than the terminal scrolls, and its first rows could not be drawn over any more
         lines = render(view, columns)[: max(1, rows - 1)]
         self._write("\n".join(lines))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.ops.view.render import MAX_ACTORS, View, describe, render
-from tests.actors.ops.view.progresses import PROGRESS
+from actors.ops.screens.render import MAX_ACTORS, View, describe, render
+from tests.actors.ops.screens.progresses import PROGRESS
 
 
 def shown(columns: int = 100, **changes: object) -> list[str]:
@@ -11,7 +11,7 @@ def shown(columns: int = 100, **changes: object) -> list[str]:
     return render(View("quick", "/out", PROGRESS | changes), columns)
 
 
-def test_a_screen_says_who_is_up_what_is_served_where_groups_are_and_what_limits():
+def test_a_screen_says_who_is_up_what_is_served_where_groups_are_and_what_limits() -> None:
     """The whole of it, for a run that is well."""
     assert shown() == [
         "quick  running  step 12/40  01:05  /out",
@@ -36,7 +36,7 @@ def test_a_screen_says_who_is_up_what_is_served_where_groups_are_and_what_limits
     ]
 
 
-def test_trouble_stands_above_all_figures_and_what_was_dealt_with_below_them():
+def test_trouble_stands_above_all_figures_and_what_was_dealt_with_below_them() -> None:
     """Each in its own line, and ages go on while the packer is silent."""
     view = View("quick", "/out", PROGRESS | {"missing": ["reward"], "restarts": {"reward-0": 1}}, silent_seconds=20.0)
     lines = render(view)
@@ -56,7 +56,7 @@ def test_no_line_is_longer_than_the_terminal_is_wide(columns):
     assert max(map(len, lines)) <= columns
 
 
-def test_of_many_actors_those_that_are_silent_are_shown():
+def test_of_many_actors_those_that_are_silent_are_shown() -> None:
     """100 rollouts, one of them late: it is among the 16 that are shown, and the others are counted."""
     rollouts = [
         {"name": f"rollout-{i}", "kind": "rollout", "age": 30.0 if i == 77 else 0.5, "phase": "running", "holds": 0,
@@ -69,7 +69,7 @@ def test_of_many_actors_those_that_are_silent_are_shown():
     assert lines[-1] == f"and {101 - MAX_ACTORS} more, all heard within 0.5 s"
 
 
-def test_an_engine_without_weights_and_an_actor_that_drains_say_so():
+def test_an_engine_without_weights_and_an_actor_that_drains_say_so() -> None:
     """In words, where a version and an activity would stand."""
     engine = PROGRESS["actors"][0] | {"version": None, "engine": "starting", "load": 0}
     lines = shown(actors=[engine, PROGRESS["actors"][2] | {"phase": "draining"}], served=None)
@@ -78,7 +78,7 @@ def test_an_engine_without_weights_and_an_actor_that_drains_say_so():
     assert "policy     version 12 trained, none served, 10 in a checkpoint" in lines
 
 
-def test_a_run_that_has_ended_shows_no_queues_and_no_advice():
+def test_a_run_that_has_ended_shows_no_queues_and_no_advice() -> None:
     """Nobody is expected to be there."""
     lines = render(View("quick", "/out", PROGRESS | {"phase": "done"}, 500.0, ended="done at step 40"))
     assert lines == [
@@ -97,7 +97,7 @@ LITTLE = {
 }  # fmt: skip
 
 
-def test_progress_line_says_what_is_known_and_leaves_out_what_is_not():
+def test_progress_line_says_what_is_known_and_leaves_out_what_is_not() -> None:
     """Before the first step there is no reward to show; a restarted actor is named."""
     progress = LITTLE | {"phase": "starting", "step": 0, "peers": {"rollout": 1}, "restarts": {"rollout-0": 2}}
     assert describe(progress, 65.0) == (
@@ -106,34 +106,44 @@ def test_progress_line_says_what_is_known_and_leaves_out_what_is_not():
     assert describe({}, 1.0) == "00:01  waiting for the packer"
 
 
-def test_progress_line_shows_trouble_when_there_is_any():
+def test_progress_line_shows_trouble_when_there_is_any() -> None:
     """Failed attempts, dropped groups by reason, and what went wrong last."""
     assert describe(LITTLE | {"dropped": {}, "failed_attempts": 0, "last_failure": ""}, 0.0).endswith("packed 0")
     line = describe(LITTLE | {"failed_attempts": 7, "dropped": {"poison": 2, "stale": 1}, "last_failure": "no"}, 0.0)
     assert line.endswith("  failed attempts 7  dropped 3 (2 poison, 1 stale)  last failure: no")
 
 
-def test_progress_line_names_who_is_waited_for():
+def test_progress_line_names_who_is_waited_for() -> None:
     """Which rank of a gang is not there, until the run has no use for it any more."""
     progress = LITTLE | {"missing": ["trainer-1", "reward"]}
     assert describe(progress, 0.0).endswith("packed 0  waits for trainer-1, reward")
     assert describe(progress | {"phase": "done"}, 0.0).endswith("packed 0")
 
 
-def test_last_words_of_a_packer_that_refuses_everybody_have_no_figures():
+def test_last_words_of_a_packer_that_refuses_everybody_have_no_figures() -> None:
     """Phase and step are all that it says."""
     assert describe({"phase": "failed", "step": 3, "max_steps": 9}, 0.0) == "00:00  failed  step 3/9"
 
 
-def test_more_steps_than_are_asked_for_are_told_as_such():
+def test_more_steps_than_are_asked_for_are_told_as_such() -> None:
     """trainer.max_steps was lowered to 10 when 40 were trained: 40/10 would be a riddle."""
     line = describe(PROGRESS | {"phase": "done", "step": 40, "max_steps": 10}, 1.0)
     assert "done  step 40 (trainer.max_steps 10)" in line
 
 
-def test_a_running_evaluation_is_told_with_its_time_left():
+def test_a_running_evaluation_is_told_with_its_time_left() -> None:
     """On a screen as the limit of the run, and in a line."""
     known = {"eval_open": 30, "evaluation": {"version": 8, "done": 70, "total": 100, "seconds_left": 12.4}}
     words = "version 8, 70 of 100 prompts, about 12 s left"
     assert f"limit      sampling: an evaluation comes first: {words}" in render(View("r", "out", PROGRESS | known), 120)
     assert f"  evaluating: {words}" in describe(PROGRESS | known, 0.0)
+
+
+def test_a_long_piece_of_work_is_in_front_of_its_actor() -> None:
+    """With a bar and the time left, on the screen and in the log line."""
+    task = {"name": "load model", "done": 30, "total": 120, "unit": "tensors", "seconds": 10.0}
+    actors = [one | ({"task": task} if one["kind"] == "trainer" else {}) for one in PROGRESS["actors"]]
+    words = "load model: 30 of 120 tensors, about 30 s left"
+    lines = render(View("run", "/o", PROGRESS | {"actors": actors}), 160)
+    assert [line for line in lines if words in line and "#####..............." in line and "trainer-0" in line]
+    assert f"trainer-0: {words}" in describe(PROGRESS | {"actors": actors}, 5.0)

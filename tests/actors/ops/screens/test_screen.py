@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from actors.ops.view.render import View, describe, render
-from actors.ops.view.screen import Screen, rows_of
-from tests.actors.ops.view.progresses import PROGRESS
+from actors.ops.screens.render import View, describe, render
+from actors.ops.screens.screen import Screen, rows_of
+from tests.actors.ops.screens.progresses import PROGRESS
 from tests.ring.harness import ring_config
 
 
