@@ -47,7 +47,7 @@ def test_a_written_folder_loads_with_the_codes_of_each_layer(name: str, family: 
         expected = FORMATS[name].decode(FORMATS[name].encode(weight := plain.get_submodule(key).weight.data))
         # the factor of NVFP4 is shared with siblings, so the codes of one layer alone may differ
         near = 0.2 if name == "nvfp4" else 0.0
-        assert float((layer.decoded() - expected).norm() / weight.detach().norm()) <= near, key
+        assert float((layer.decoded().detach() - expected).norm() / weight.norm()) <= near, key
     others = {key: tensor for key, tensor in plain.state_dict().items() if key.rpartition(".")[0] not in layers}
     for key, tensor in others.items():
         assert torch.equal(found.state_dict()[key], tensor), key
