@@ -7,7 +7,8 @@ reason. Receiving copies no large array: these are read-only views of the frames
     frame 0      msgpack [kind, version, header]; header = {"ordinal": 7, ..., "%": [layout, sizes, small]}; `layout`
                  names the arrays with dtype and axes, `sizes` gives axis lengths, `small` joins arrays up to 4 KiB
     frames 1..n  raw bytes of a larger array each
-    last frame   UTF-8 of the kind's texts (`texts`), if any; the header has their lengths in bytes
+    then         UTF-8 of the kind's texts (`texts`), if any; the header has their lengths in bytes
+    then         a frame for each image of the kind (`blobs`), if any; the header has their number
 """
 
 import itertools
@@ -53,10 +54,17 @@ def encode(message: Message) -> list[bytes | memoryview]:
     header[ARRAYS_KEY] = (layout.text, layout.sizes(header), joined) if layout.specs else NO_ARRAYS
     for name in layout.specs:
         del header[name]
+    # messages without them have the bytes that they had before there were such fields
+    for name in message.rare:
+        if not header[name]:
+            del header[name]
     # a place for the header, which is packed last: texts change it
     frames: list[bytes | memoryview] = [b"", *large.values()]
     if message.texts:
         frames.append(_take_texts_out(header, message.texts))
+    if blobs := header.get(message.blobs):
+        frames += blobs
+        header[message.blobs] = len(blobs)
     # before packing: msgpack would build megabytes for a list that no receiver takes
     for name, value in header.items():
         most = limits.LIST_ITEMS if isinstance(value, list) else limits.MAP_ITEMS
@@ -66,7 +74,7 @@ def encode(message: Message) -> list[bytes | memoryview]:
                 "groups or completions at a time, are needed"
             )
     frames[0] = _local.packer.pack((message.kind, message.version, header))
-    _check_sizes(message, frames, [*large, "texts"])
+    _check_sizes(message, frames, [*large, *(["texts"] if message.texts else []), *(["images"] * len(blobs or ()))])
     return frames
 
 
@@ -101,6 +109,7 @@ def decode(
     layout, description = message_type.layout, header.pop(ARRAYS_KEY, None)
     # ledgers of older builds have groups without joined arrays, and with or without a frame of texts
     is_old = isinstance(description, list) and len(description) == 2
+    frames = _put_blobs_back(message_type, header, frames)
     end = len(frames)
     if message_type.texts and not (is_old and len(frames) == 1 + len(layout.specs)):
         end = max(1, end - 1)  # the header is no frame of texts
@@ -253,6 +262,18 @@ def _put_texts_back(header: dict[str, Any], names: Sequence[str], frames: Sequen
             header[name] = [next_text() for _ in value] if isinstance(value, list) else next_text()
     except ValueError as error:
         raise DecodeError("bad_array", f"texts: {error}"[:300]) from None
+
+
+def _put_blobs_back(message_type: type[Message], header: dict[str, Any], frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Replace the number of blobs in the header by the bytes of the last frames; return the frames before these."""
+    number = header.get(message_type.blobs)
+    if number is None:
+        return frames
+    if type(number) is not int or not 1 <= number < len(frames):
+        raise DecodeError("bad_array", f"{message_type.blobs}: {reprlib.repr(number)} of {len(frames)} frames")
+    # copied, since pydantic takes bytes alone
+    header[message_type.blobs] = [bytes(memoryview(frame)) for frame in frames[-number:]]  # type: ignore[arg-type]
+    return frames[:-number]
 
 
 class _Count:

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actors.datasets.images import Image
 from bus import codec
 from schemas.messages import Prompt
 
@@ -19,6 +20,8 @@ class Example:
     """Columns of the row besides the prompt; reward functions receive them."""
     is_known_by_columns: bool = False
     """True if columns say which example it is, because an environment makes the prompt."""
+    images: tuple[Image, ...] = ()
+    """Images of the prompt, in the order of their parts in the messages."""
 
     def key(self, environment: str) -> str:
         """Return the key of the content: sha256 over the environment's name and the prompt, first 16 hex digits.
@@ -37,7 +40,9 @@ def why_not_sendable(example: Example) -> str:
     The header of a message holds msgpack values alone, with bounds on size, nesting and integers.
     """
     # a prompt of plain text can always be sent; messages may hold arbitrary values
-    travels = {"": example.columns} if isinstance(example.prompt, str) else example.__dict__
+    travels: dict[str, Any] = {"": example.columns}
+    if not isinstance(example.prompt, str):
+        travels["prompt"] = example.prompt
     if not (why := _bound_passed(travels)):
         return ""
     parts = {f"column {name!r}": value for name, value in example.columns.items()} | {

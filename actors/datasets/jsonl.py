@@ -12,6 +12,7 @@ from array import array
 from pathlib import Path
 
 from actors.datasets.base import Example, why_not_sendable
+from actors.datasets.images import ImageSource
 from actors.datasets.rows import PromptKeys, to_example
 from actors.process.tasks import task
 from schemas.config.data import JsonlConfig, Split
@@ -34,14 +35,19 @@ class Jsonl:
 
     def __init__(self, config: JsonlConfig, split: Split, check: bool = True, *, of_environment: bool = False) -> None:
         self._check = check
-        self._prompt_keys = PromptKeys(
-            config.prompt_column, "prompt_column", config.system_prompt, config.chat, may_be_empty=of_environment
-        )
         self.key = "path" if split == "train" else "eval_path"
         if of_environment:
             self.key = self.key.replace("path", "rows")
         given = config.path if split == "train" else config.eval_path
         self.path = Path(given) if given else None
+        self._prompt_keys = PromptKeys(
+            config.prompt_column,
+            "prompt_column",
+            config.system_prompt,
+            config.chat,
+            may_be_empty=of_environment,
+            images=ImageSource(config.images, self.path.parent) if self.path and not of_environment else None,
+        )
         # 8 bytes a row; a list of integers takes 36
         self._offsets = array("Q")
         """Position in bytes of each row, then of the end of the file."""
@@ -49,6 +55,8 @@ class Jsonl:
         """Columns present in every row, without the prompt; empty without `check`."""
         self.num_unsendable, self.first_unsendable = 0, ""
         """Number of rows that can't be sent with a group, and the reason for the first; 0 and empty without `check`."""
+        self.num_with_images = 0
+        """Number of rows whose prompt has images; 0 without `check`."""
         if self.path:
             self._read(self.path)
         self.num_examples: int | None = max(0, len(self._offsets) - 1)
@@ -107,6 +115,7 @@ class Jsonl:
         columns = set(example.columns)
         # no offset yet: the first row, whose columns start the intersection
         self.columns = self.columns & columns if self._offsets else columns
+        self.num_with_images += bool(example.images)
         if why := why_not_sendable(example):
             self.first_unsendable = self.first_unsendable or f"line {number}, {why}"
             self.num_unsendable += 1

@@ -42,8 +42,8 @@ class Reader(Protocol):
         """
         ...
 
-    def media_columns(self) -> list[str]:
-        """Return the columns that hold images, audio or other files."""
+    def media_columns(self) -> dict[str, set[str]]:
+        """Return the columns that hold images, audio or other files, with their kinds (`MEDIA`)."""
         ...
 
 
@@ -78,9 +78,9 @@ class LinesReader:
         except ValueError as error:
             raise ConfigError(f"{self.path}, row {index + 1}: not JSON: {error}") from None
 
-    def media_columns(self) -> list[str]:
+    def media_columns(self) -> dict[str, set[str]]:
         """Return no column, since JSON holds text."""
-        return []
+        return {}
 
 
 def line_starts(path: Path) -> "np.ndarray[Any, np.dtype[np.uint64]]":
@@ -128,8 +128,8 @@ class ArrowReader:
         batch = self._batches[number]
         return batch.slice(index - (self._ends[number] - batch.num_rows), 1).to_pylist()[0]
 
-    def media_columns(self) -> list[str]:
-        """Return the columns that hold images, audio or other files."""
+    def media_columns(self) -> dict[str, set[str]]:
+        """Return the columns that hold images, audio or other files, with their kinds (`MEDIA`)."""
         return media_columns(self._schema)
 
 
@@ -153,8 +153,8 @@ class ParquetReader:
         number = bisect.bisect_right(self._ends, index)
         return self._group(number).slice(index - (self._ends[number] - self._sizes[number]), 1).to_pylist()[0]
 
-    def media_columns(self) -> list[str]:
-        """Return the columns that hold images, audio or other files."""
+    def media_columns(self) -> dict[str, set[str]]:
+        """Return the columns that hold images, audio or other files, with their kinds (`MEDIA`)."""
         return media_columns(self._file.schema_arrow)
 
     def batches(self) -> Iterator["pa.RecordBatch"]:
@@ -207,15 +207,20 @@ def write_arrow(reader: ParquetReader, target: Path) -> None:
             converting.advance(batch.num_rows)
 
 
-def media_columns(schema: "pa.Schema") -> list[str]:
+def media_columns(schema: "pa.Schema") -> dict[str, set[str]]:
     """Return the columns that hold images, audio or other files, as the library `datasets` notes them in a schema."""
     noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = noted.get("info", {}).get("features") or {}
-    return [name for name, feature in features.items() if _is_media(feature)]
+    return {name: kinds for name, feature in features.items() if (kinds := set(_media_in(feature)))}
 
 
-def _is_media(feature: Any) -> bool:
-    """Return whether a feature, or a part of it, is no text."""
+def _media_in(feature: Any) -> Iterator[str]:
+    """Yield the kinds of media of a feature and of its parts."""
     if isinstance(feature, dict):
-        return feature.get("_type") in MEDIA or any(map(_is_media, feature.values()))
-    return isinstance(feature, Sequence) and not isinstance(feature, str) and any(map(_is_media, feature))
+        if feature.get("_type") in MEDIA:
+            yield feature["_type"]
+        for part in feature.values():
+            yield from _media_in(part)
+    elif isinstance(feature, Sequence) and not isinstance(feature, str):
+        for part in feature:
+            yield from _media_in(part)

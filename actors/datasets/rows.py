@@ -1,11 +1,11 @@
 """Rows of data files as examples: the prompt of a row, with checks that name the row and the column."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from actors.datasets.base import Example, is_message
+from actors.datasets.image_parts import with_images
+from actors.datasets.images import ImageSource, values_of
 from schemas.errors import ConfigError
-from schemas.messages import Prompt
 
 
 class PromptKeys(NamedTuple):
@@ -23,6 +23,8 @@ class PromptKeys(NamedTuple):
     """True for rows of an environment, which may make prompts of its own."""
     cut_answer: bool = False
     """Removal of the assistant's messages at the end."""
+    images: ImageSource | None = None
+    """Where images come from; None: prompts have none."""
 
 
 def to_example(row: Any, keys: PromptKeys, where: str) -> Example:
@@ -44,20 +46,22 @@ def to_example(row: Any, keys: PromptKeys, where: str) -> Example:
         raise ConfigError(f"{where}: no column {column!r} ({keys.named_by}); {found}")
     value: Any = row.pop(column)
     system = [{"role": "system", "content": keys.system}] if keys.system else []
-    prompt: Prompt
     if value == "" and keys.may_be_empty:
         return Example(system or "", row, is_known_by_columns=True)
+    in_column = _take_images(row, keys, where)
+    if isinstance(value, str) and (in_column or system or keys.chat):
+        # plain text stays text for models without a chat template; a system prompt, `chat` or an image makes it a
+        # message
+        value = [{"role": "user", "content": value}]
     if isinstance(value, str):
-        # plain text stays text for models without a chat template; a system prompt or `chat` makes it a message
-        prompt = [*system, {"role": "user", "content": value}] if system or keys.chat else value
-    elif isinstance(value, list) and value and all(map(is_message, value)):
-        _refuse_images(value, f"{where}, column {column!r}")
-        prompt = [*system, *(_without_answer(value, where) if keys.cut_answer else value)]
-    else:
+        return Example(prompt=value, columns=row)
+    if not (isinstance(value, list) and value and all(map(is_message, value))):
         raise ConfigError(
             f"{where}: the prompt must be text, or a list of messages with `role` and `content` (text or a list)"
         )
-    return Example(prompt=prompt, columns=row)
+    messages = _without_answer(value, where) if keys.cut_answer else value
+    messages, images = with_images(messages, in_column, keys.images, f"{where}, column {column!r}")
+    return Example(prompt=[*system, *messages], columns=row, images=images)
 
 
 def without_nulls(value: Any) -> Any:
@@ -77,17 +81,10 @@ def _without_answer(messages: list[dict[str, Any]], where: str) -> list[dict[str
     return messages[:num_kept]
 
 
-def _refuse_images(messages: list[Mapping[str, Any]], where: str) -> None:
-    """Refuse parts of messages that are no text.
-
-    Raises:
-        ConfigError: a message has a part of another kind.
-    """
-    for number, message in enumerate(messages, start=1):
-        parts = message["content"] if isinstance(message["content"], list) else []
-        for part in parts:
-            if isinstance(part, dict) and (kind := part.get("type", "text")) != "text":
-                raise ConfigError(
-                    f"{where}: message {number} has a part of type {kind!r}; models are trained on text alone: leave "
-                    "out the rows with images, audio and video"
-                )
+def _take_images(row: dict[str, Any], keys: PromptKeys, where: str) -> list[Any]:
+    """Take the images out of a row's column, if a column is configured."""
+    if keys.images is None or not (column := keys.images.keys.column):
+        return []
+    if column not in row:
+        raise ConfigError(f"{where}: no column {column!r} (images.column); its columns are {', '.join(row)}")
+    return values_of(row.pop(column))

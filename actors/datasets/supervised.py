@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.datasets.base import is_message
+from actors.datasets.image_parts import with_images
 from actors.process.tasks import task
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
@@ -55,6 +56,7 @@ def _example(line: bytes, where: str) -> SupervisedExample:
     prompt, completion = row["prompt"], row["completion"]
     # messages take either kind of completion, a text prompt only text: it has no roles
     if isinstance(prompt, list) and prompt and all(map(is_message, prompt)):
+        with_images(prompt, (), None, where)
         if isinstance(completion, str) or is_message(completion):
             return SupervisedExample(prompt, completion)
         raise ConfigError(f"{where}: the completion of messages must be text, or one message with `role` and `content`")

@@ -14,6 +14,7 @@ import numpy as np
 from actors.datasets.base import Example, why_not_sendable
 from actors.datasets.files import find_files, is_on_hub
 from actors.datasets.hub import fetch, find_commit
+from actors.datasets.images import ImageSource
 from actors.datasets.prepared import FileIdentity, Prepared, digest_of
 from actors.datasets.readers import ArrowReader, ParquetReader, Reader
 from actors.datasets.rows import PromptKeys, to_example, without_nulls
@@ -113,11 +114,11 @@ class Table:
         prepared: folder with digests, commits and conversions.
 
     Raises:
-        ConfigError: the data set can't be read, has no rows, or has columns with images.
+        ConfigError: the data set can't be read, has no rows, or has columns with audio or other files.
     """
 
     def __init__(self, config: DatasetConfig, split: Split, prepared: Prepared) -> None:
-        self._config, self._prompt_keys = config, _prompt_keys(config)
+        self._config, self._prompt_keys = config, _prompt_keys(config, split)
         self._spans: list[tuple[Reader, range]] = []
         self._selection: np.ndarray[Any, np.dtype[np.int64]] | None = None
         self.num_examples: int | None = 0
@@ -223,13 +224,17 @@ class Preview:
         """Columns present in every row that was read, without the prompt."""
         self.num_unsendable, self.first_unsendable = 0, ""
         """Number of rows that can't be sent with a group, and the reason for the first."""
+        self.num_with_images = 0
+        """Number of rows whose prompt has images."""
         files = itertools.chain.from_iterable(files for _, files in source.parts)
         rows = itertools.chain.from_iterable(_first_rows(file, config) for file in files)
+        keys = _prompt_keys(config, split)
         with _named(source.key):
             for place, row in itertools.islice(rows, NUM_PREVIEWED):
-                example = to_example(_renamed(row, config, place), _prompt_keys(config), place)
+                example = to_example(_renamed(row, config, place), keys, place)
                 columns = set(example.columns)
                 self.columns = self.columns & columns if self._examples else columns
+                self.num_with_images += bool(example.images)
                 if why := why_not_sendable(example):
                     self.first_unsendable = self.first_unsendable or f"{place}, {why}"
                     self.num_unsendable += 1
@@ -322,19 +327,38 @@ def _code_digest(path: str) -> str:
 
 
 def _refuse_media(reader: Reader, config: DatasetConfig) -> None:
-    """Refuse columns with images, audio or other files, unless they are left out.
+    """Refuse columns with audio or other files, and with images that no prompt has, unless they are left out.
 
     Raises:
         ConfigError: there is such a column.
     """
-    kept = [name for name in reader.media_columns() if config.columns.get(name, name) is not None]
-    if kept:
-        advice = ", ".join(f"{name}: null" for name in kept)
+    # by their new names: images may be in the prompt's messages, or in the column of images
+    of_prompts = {"prompt", config.images.column}
+    names = {given: new for new, given in config.columns.items() if given is not None}
+    refused = [
+        name
+        for name, kinds in reader.media_columns().items()
+        if config.columns.get(name, name) is not None
+        and not (kinds == {"Image"} and names.get(name, name) in of_prompts)
+    ]
+    if refused:
+        advice = ", ".join(f"{name}: null" for name in refused)
         raise ConfigError(
-            f"{reader.path} has images, audio or files in column {', '.join(kept)}; models are trained on text alone: "
-            f"leave them out with columns: {{{advice}}}"
+            f"{reader.path} has images, audio or files in column {', '.join(refused)}; name a column with the images "
+            f"of prompts in images.column, and leave the others out with columns: {{{advice}}}"
         )
 
 
-def _prompt_keys(config: DatasetConfig) -> PromptKeys:
-    return PromptKeys("prompt", "columns.prompt", config.system_prompt, config.chat, cut_answer=config.cut_answer)
+def _prompt_keys(config: DatasetConfig, split: Split) -> PromptKeys:
+    _, place = config.local_places.get(split, ("", ""))
+    folder = Path(place) if place else None
+    if folder is not None and not folder.is_dir():
+        folder = folder.parent
+    return PromptKeys(
+        "prompt",
+        "columns.prompt",
+        config.system_prompt,
+        config.chat,
+        cut_answer=config.cut_answer,
+        images=ImageSource(config.images, folder),
+    )

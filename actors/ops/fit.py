@@ -226,6 +226,15 @@ def has_chat_template(model: Path) -> bool:
     )
 
 
+def image_findings(rows: "Jsonl | Preview", key: str) -> Iterator[Finding]:
+    """Check a file for prompts with images, which no run takes yet."""
+    if rows.num_with_images:
+        # imported here, since it loads numpy
+        from actors.datasets.images import NOT_TAKEN
+
+        yield Finding(f"{key}: {rows.num_with_images} of {rows.num_read} rows of {rows.path} have images; {NOT_TAKEN}")
+
+
 def column_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iterator[Finding]:
     """Check a file for column names that the sampled group needs, and for rows that no message can carry."""
     if rows.num_unsendable:

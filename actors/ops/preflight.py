@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 
 from actors.ops.device_plan import Actor, largest_of, plan_here
 from actors.ops.environments import environment_problems, environments_of, missing_of_workers, template_findings
-from actors.ops.fit import Finding, cache_findings, column_findings, model_findings, prompt_findings
+from actors.ops.fit import Finding, cache_findings, column_findings, image_findings, model_findings, prompt_findings
 from actors.ops.functions import call_findings, function_problems, missing_columns, worker_notes
 from actors.ops.places import folder_problems, key_problems, room_problems, token_problems
 from actors.ops.requirements import not_installed
@@ -228,6 +228,7 @@ def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
         if not rows.num_examples or use is None:
             continue
         key = f"environments[].{rows.key}"
+        yield from image_findings(rows, key)
         yield from column_findings(config, rows, key)
         yield from prompt_findings(config, rows, key, environments[label])
         wanted = config.packer.groups_per_step

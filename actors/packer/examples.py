@@ -76,8 +76,8 @@ class Examples:
         while True:
             drawn = self._drawn(excluded)
             label = drawn.environment
-            prompt = self.train[label].example(drawn.index).prompt
-            if self._prompts is None or not self._prompts.is_left_out(label, prompt):
+            example = self.train[label].example(drawn.index)
+            if self._prompts is None or not self._prompts.is_left_out(label, example):
                 return drawn
             num_drawn[label] += 1
             self._note_left_out(drawn, num_drawn[label])
@@ -135,7 +135,7 @@ class Examples:
                 if len(found) >= asked or left_out >= DRAWS_IN_A_ROW:
                     break
                 example = dataset.example(index)
-                if self._prompts is not None and self._prompts.is_left_out(label, example.prompt):
+                if self._prompts is not None and self._prompts.is_left_out(label, example):
                     left_out += 1
                 else:
                     found.append(ExampleRef(label, index, example.key(label)))

@@ -1,21 +1,21 @@
 """Sampling of a group: example of the ticket, prompt in tokens, completions of an engine, message."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import numpy as np
 
 from actors.datasets import Dataset, Example
 from actors.datasets.base import why_not_sendable
-from actors.datasets.prompts import Encode, Prompts
+from actors.datasets.prompts import Encode, Prompts, UncutPromptError
 from actors.engines.http.client import SampledCompletion
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.held import AttemptError
 from actors.rollout.trajectory_group import build_trajectory_group, head_of
 from schemas.config import RunConfig
-from schemas.messages import Purpose, RolloutGroup, Ticket, single_turn
+from schemas.messages import ImagePlace, Purpose, RolloutGroup, Ticket, single_turn
 
 
 class GroupSampler:
@@ -89,15 +89,18 @@ class GroupSampler:
         if self._player is not None and self._player.plays(ticket.environment):
             trajectories, columns = await self._player.play(ticket, example)
             return build_trajectory_group(run, self._name, ticket, columns, trajectories)
-        prompt_ids = self._prompts.encode(ticket.environment, example.prompt)
-        if len(prompt_ids) + ticket.max_tokens > self._limit:
+        try:
+            prompt = self._prompts.encode(ticket.environment, example)
+        except UncutPromptError as error:
+            raise AttemptError("prompt_too_long", str(error)) from None
+        if len(prompt.ids) + ticket.max_tokens > self._limit:
             raise AttemptError(
                 "prompt_too_long",
-                f"{len(prompt_ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} exceed "
+                f"{len(prompt.ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} exceed "
                 f"{self._limit_key} {self._limit}",
             )
-        completions = await self.engines.ask(ticket, prompt_ids)
-        return build_group(run, self._name, ticket, example, prompt_ids, completions)
+        completions = await self.engines.ask(ticket, prompt.ids)
+        return build_group(run, self._name, ticket, example, prompt.ids, completions, prompt.image_places)
 
 
 def longest_sample(config: RunConfig) -> tuple[str, int]:
@@ -117,8 +120,11 @@ def build_group(
     example: Example,
     prompt_ids: list[int],
     completions: list[SampledCompletion],
+    image_places: Sequence[ImagePlace] = (),
 ) -> RolloutGroup:
     """Return the message of a sampled group. Offsets and segments count tokens over all completions, joined.
+
+    An image that the prompt shows several times travels once.
 
     Example: completions of 3 and 1 tokens, the first one interrupted after 2 by version 4, make offsets [0, 3, 4] and
     segments that start at 0, 2 and 3.
@@ -131,11 +137,16 @@ def build_group(
         # an engine may name a policy for a position behind the last token, which no token of the group has
         if start < len(c.token_ids)
     ]
+    numbers: dict[str, int] = {}
+    of_example = [numbers.setdefault(image.digest, len(numbers)) for image in example.images]
+    files = {image.digest: image.data for image in example.images}
     tokens = np.concatenate([np.asarray(c.token_ids, np.int32) for c in completions])
     return RolloutGroup(
         **head_of(run, sender, ticket),
         prompt=example.prompt,
         columns=example.columns,
+        images=[files[digest] for digest in numbers],
+        image_places=[place.model_copy(update={"image": of_example[place.image]}) for place in image_places],
         completions=[c.text for c in completions],
         stop_conditions=[c.finish_reason for c in completions],
         token_ids=tokens,

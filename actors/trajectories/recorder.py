@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.trajectories.bridges import Message
+from actors.trajectories.bridges import BridgeError, Message
 from actors.trajectories.chat import Chat, assistant_message
 from actors.trajectories.forms import AnswerForm, Demand
 from actors.trajectories.tree import SampledTurn, TrajectoryTree
@@ -271,12 +271,14 @@ class Recorder:
             roles = [message.get("role") for message in messages]
             own = roles.index("assistant") if "assistant" in roles else len(roles)
             shown = [*messages[:own], *(self.cut(message) for message in messages[own:])]
+            _refuse_images(shown)
             self._check_length(shown, tools)
             return self.chat.bridges.first(shown, tools), 0
         if before.cut_off:
             # half a message is no move: a bridge behind it would show the model an answer that it never gave
             raise TrajectoryOverError("length", "the turn to be continued was cut off at its limit of tokens")
         new = [self.cut(message) for message in messages[before.num_messages :]]
+        _refuse_images(new)
         self._check_length(new, tools)
         bridge = self.chat.bridges.next(before.last_id, new, before.message.get("tool_calls", ()), tools)
         return (
@@ -328,6 +330,23 @@ class Recorder:
         """Return a message of the environment with a content of at most `max_message_tokens` tokens."""
         longest = self.limits.max_message_tokens
         return self.chat.cut(message, longest) if longest and message.get("role") != "assistant" else message
+
+
+def _refuse_images(messages: Sequence[Message]) -> None:
+    """Refuse parts that are no text: a template may write their placeholder, and the model would see nothing there.
+
+    Raises:
+        BridgeError: a message has such a part; names its type.
+    """
+    for message in messages:
+        parts = content if isinstance(content := message.get("content"), list) else []
+        for part in parts:
+            kind = part.get("type", "text") if isinstance(part, dict) else "text"
+            if kind != "text":
+                raise BridgeError(
+                    f"a message of the role {message.get('role')} has a part of type {kind!r}, and trajectories are "
+                    "trained on text alone: have the environment describe it in words, or leave it out"
+                )
 
 
 def _digests(messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[list[bytes], int]:

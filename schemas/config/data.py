@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from schemas.config.base import FunctionPath, Section
+from schemas.config.images import ImagesConfig
 from schemas.config.resume_classes import Free
 from schemas.config.sampling import SamplingParams
 from schemas.config.splits import parse_split
@@ -121,6 +122,8 @@ class JsonlConfig(DatasetBase):
     message. Empty: none."""
     chat: bool = False
     """Conversion of text prompts to a user message, so that the model's chat template applies."""
+    images: ImagesConfig = ImagesConfig()
+    """Images of prompts: their column, and limits."""
 
     @property
     def files(self) -> dict[Split, tuple[str, str]]:
@@ -171,6 +174,8 @@ class DatasetConfig(DatasetBase):
     """Conversion of text prompts to a user message, so that the model's chat template applies."""
     cut_answer: bool = False
     """Removal of the assistant's messages at the end of a prompt, for data with complete conversations (ms-swift)."""
+    images: ImagesConfig = ImagesConfig()
+    """Images of prompts: their column, by its new name, and limits."""
 
     @field_validator("split", "eval_split")
     @classmethod

@@ -94,6 +94,11 @@ class Message(Frozen):
     """All keys allowed in the header of a message of this kind. Set for each subclass."""
     texts: ClassVar[tuple[str, ...]] = ()
     """Names of fields (a text, or a list of texts) sent as UTF-8 in one frame after the arrays, not in the header."""
+    blobs: ClassVar[str] = ""
+    """Name of a field with a list of bytes, each of which has a frame of its own, behind all others. The header has
+    their number."""
+    rare: ClassVar[tuple[str, ...]] = ()
+    """Names of fields that the header leaves out while they are empty."""
     apart: ClassVar[str] = ""
     """Name of the field with a `Neighbours`, which is sent as a message of its own; the header has only its name."""
     loads: ClassVar[str] = ""

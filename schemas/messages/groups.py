@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas import arrays
+from schemas import arrays, limits
 from schemas.messages.base import Frozen, Listed, Message, Name
 
 Purpose = Literal["train", "eval"]
@@ -78,6 +78,17 @@ class PolicyVersion(Frozen):
         return f"{self.lineage}.{self.version}"
 
 
+class ImagePlace(Frozen):
+    """Place of an image in the tokens of a group: a run of equal placeholder tokens."""
+
+    image: int
+    """Index in `RolloutGroup.images`."""
+    start: int
+    """Position of the first placeholder, counted over the P prompt tokens and behind them the N tokens of samples."""
+    length: int
+    """Number of placeholders."""
+
+
 class RolloutGroup(Message):
     """Completions of one example as sampled, sent by a rollout actor to a reward actor.
 
@@ -96,6 +107,8 @@ class RolloutGroup(Message):
     kind: ClassVar[str] = "rollout_group"
     version: ClassVar[int] = 2
     texts: ClassVar[tuple[str, ...]] = ("prompt", "completions", "transcripts")
+    blobs: ClassVar[str] = "images"
+    rare: ClassVar[tuple[str, ...]] = ("images", "image_places")
 
     sender: Name
     """Name of the rollout actor."""
@@ -109,6 +122,11 @@ class RolloutGroup(Message):
     prompt: Prompt
     columns: dict[str, Any]
     """Further columns of the example, for reward functions."""
+    images: Listed[bytes] = []
+    """Files of the group's images, each once, in the order in which prompts show them first. A part of a message with
+    an image has its digest (BLAKE3, 32 hex digits)."""
+    image_places: Listed[ImagePlace] = []
+    """Places of the images, in the order of tokens. Completions with a common prompt share its places."""
     completions: Listed[str]
     """Texts of the G completions: of each, the model's last answer."""
     transcripts: Listed[str] = []
@@ -183,6 +201,32 @@ class RolloutGroup(Message):
             raise ValueError(f"turn_rewards: there are {num_completions} completions")
         if not self.is_sampled_whole and self.loss_mask[~self.sampled_N].any():
             raise ValueError("loss_mask: a token that no policy has sampled is in the loss")
+        if self.images or self.image_places:
+            self._check_images()
+
+    def _check_images(self) -> None:
+        """Check that images are few and small enough, and that each has places in a prompt or a sample.
+
+        Raises:
+            ValueError: names the field.
+        """
+        num_bytes = sum(map(len, self.images))
+        if len(self.images) > limits.IMAGES or num_bytes > limits.IMAGES_BYTES:
+            raise ValueError(
+                f"images: {len(self.images)} with {num_bytes} bytes, and at most {limits.IMAGES} with "
+                f"{limits.IMAGES_BYTES} bytes travel"
+            )
+        if {place.image for place in self.image_places} != set(range(len(self.images))):
+            raise ValueError(f"image_places: must name each of {len(self.images)} images, and no other")
+        # ends of prompts and samples, in which no place may begin in one and end in another
+        ends = np.concatenate([self.prompt_offsets, len(self.prompt_ids) + self.sample_offsets[1:]])
+        end = 0
+        for place in self.image_places:
+            if place.length < 1 or not end <= place.start < ends[-1]:
+                raise ValueError(f"image_places: a place at {place.start} with {place.length} tokens, behind {end}")
+            end = place.start + place.length
+            if end > ends[np.searchsorted(ends, place.start, side="right")]:
+                raise ValueError(f"image_places: the place at {place.start} ends behind its prompt or sample")
 
     @property
     def num_completions(self) -> int:

@@ -375,3 +375,62 @@ def test_a_step_after_a_fork_tells_of_as_many_drops_as_there_are() -> None:
     found = codec.decode(codec.encode(batch))
     assert isinstance(found, StepBatch)
     assert found.dropped == dropped
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+PICTURES = [b"\x89PNG one", bytes(5000), b""]
+
+
+def _seen(**fields: Any) -> RolloutGroup:
+    """A group that shows three images, one of them twice."""
+    places = [{"image": image, "start": start, "length": 1} for start, image in enumerate((0, 1, 0, 2))]
+    return RolloutGroup(**EXAMPLES["rollout_group"].__dict__ | {"images": PICTURES, "image_places": places} | fields)
+
+
+def test_images_are_the_last_frames_and_change_no_other() -> None:
+    """A group without them has the frames that it had before there were images; the bytes are not encoded again."""
+    plain, group = EXAMPLES["rollout_group"], _seen()
+    frames, before = codec.encode(group), example_frames("rollout_group")
+    assert [bytes(frame) for frame in frames[1:]] == [*before[1:], *PICTURES]
+    assert all(frame is picture for frame, picture in zip(frames[-3:], PICTURES, strict=True))
+    header, header_before = (msgpack.unpackb(one)[2] for one in (frames[0], before[0]))
+    assert header.pop("images") == 3
+    assert len(header.pop("image_places")) == 4
+    assert header == header_before
+    assert not plain.images
+
+
+@pytest.mark.parametrize("buffer", [bytes, bytearray, lambda frame: memoryview(bytearray(frame))])
+@pytest.mark.parametrize("number", [1, 3, limits.IMAGES])
+def test_images_round_trip(buffer: Any, number: int) -> None:
+    """One, a few, and as many as a group may have, with a reward actor in between."""
+    pictures = [f"{n}".encode() * n for n in range(number)]
+    places = [{"image": n, "start": n, "length": 1} for n in range(number)]
+    prompt_ids, offsets = np.zeros(number, np.int32), np.array([0, number])
+    group = _seen(images=pictures, image_places=places, prompt_ids=prompt_ids, prompt_offsets=offsets)
+    found = codec.decode([buffer(frame) for frame in codec.encode(group)])
+    assert isinstance(found, RolloutGroup)
+    assert found.equals(group)
+    scored = EXAMPLES["scored_group"].model_copy(
+        update={name: found.__dict__[name] for name in ("images", "image_places", "prompt_ids", "prompt_offsets")}
+        | {"sample_prompts": np.zeros(3, np.int64)}
+    )
+    assert codec.decode([buffer(frame) for frame in codec.encode(scored)]).equals(scored)
+
+
+@pytest.mark.parametrize("number", [0, -1, 5, 99, True, "3", [3], 1 << 40, b"bytes", {"a": 1}])
+def test_a_number_of_images_that_does_not_fit_the_frames_is_refused(number: Any) -> None:
+    """Nothing but a DecodeError; images in the header itself are refused too."""
+    frames = [bytes(frame) for frame in codec.encode(_seen())]
+    opened = msgpack.unpackb(frames[0])
+    opened[2]["images"] = number
+    error = _refused([msgpack.packb(opened), *frames[1:]])
+    assert error.reason in ("bad_array", "bad_header")
+
+
+def test_another_number_of_images_is_refused() -> None:
+    """One frame too few or too many is a fault of texts or of places."""
+    frames = [bytes(frame) for frame in codec.encode(_seen())]
+    assert _refused(frames[:-1]).reason in ("bad_array", "bad_header")
+    assert _refused([*frames, b"more"]).reason in ("bad_array", "bad_header")

@@ -290,22 +290,22 @@ def test_a_filter_that_fails_is_named_with_the_row(tmp_path: Path, function: str
         table(tmp_path / "rows.jsonl", columns=QUESTION, filter=f"{tmp_path / 'mine.py'}:{function}")
 
 
-def test_images_in_messages_are_refused_with_row_and_column(tmp_path: Path) -> None:
+def test_audio_in_messages_is_refused_with_row_and_column(tmp_path: Path) -> None:
     """Parts of text are text."""
     part = {"type": "text", "text": "what is it?"}
-    chats = [{"role": "user", "content": [part]}], [{"role": "user", "content": [part, {"type": "image"}]}]
+    chats = [{"role": "user", "content": [part]}], [{"role": "user", "content": [part, {"type": "audio"}]}]
     text(lines([{"prompt": chat} for chat in chats]))(tmp_path / "r.jsonl")
     found = table(tmp_path / "r.jsonl")
     assert found.example(0).prompt == chats[0]
     words = error(lambda: found.example(1))
-    assert f"{tmp_path / 'r.jsonl'}, row 2, column 'prompt': message 1 has a part of type 'image'" in words
-    assert "message 1 has a part of type 'image'" in error(
+    assert f"{tmp_path / 'r.jsonl'}, row 2, column 'prompt': message 1 has a part of type 'audio'" in words
+    assert "message 1 has a part of type 'audio'" in error(
         lambda: make_dataset(JsonlConfig(path=str(tmp_path / "r.jsonl")), "train", 0)
     )
 
 
 @pytest.mark.parametrize("name", ["r.parquet", "r.arrow"])
-def test_columns_of_images_are_refused_unless_they_are_left_out(tmp_path: Path, name: str) -> None:
+def test_columns_of_images_are_refused_unless_they_are_named_or_left_out(tmp_path: Path, name: str) -> None:
     """The library `datasets` notes features in the schema."""
     features = {"prompt": {"dtype": "string", "_type": "Value"}, "pictures": [{"_type": "Image"}]}
     noted = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}

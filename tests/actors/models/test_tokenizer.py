@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.datasets.base import Example
 from actors.datasets.prompts import Prompts
 from actors.engines.tokenizing import Tokenizing
 from actors.models.loading import tokenizer_files
@@ -105,7 +106,8 @@ def test_a_template_of_the_run_is_that_of_engine_rollout_recorder_and_checkpoint
     messages, variables = [{"role": "user", "content": "xyz"}], {"brief": True}
     config = JsonlConfig(path="rows.jsonl", name="rows", chat_template_kwargs=variables)
     expected = [27, 28, 29, 5, 3]
-    assert Prompts({"rows": config}, Tokenizer(model).encode).encode("rows", messages) == expected
+    prompts = Prompts({"rows": config}, Tokenizer(model).encode)
+    assert prompts.encode("rows", Example(messages, {})).ids == expected
     assert Tokenizing(model).tokenize(messages, (), variables) == expected
     assert chat_of(model, variables).bridges.first(messages, None) == expected
     assert Tokenizer(ModelConfig(path=str(chat_folder))).encode(messages) != expected

@@ -16,6 +16,7 @@ from actors.process import devices
 from schemas import limits
 from schemas.config import RunConfig, check_tree
 from schemas.errors import ConfigError
+from tests.actors.datasets.pictures import picture
 from tests.conftest import ModelFolder
 from tests.ring.harness import ring_config
 
@@ -63,6 +64,21 @@ def problems(config: RunConfig) -> list[str]:
 def test_a_run_that_fits_is_good(run: Any) -> None:
     """Neither problem nor note."""
     assert preflight(run(), starts=False) == []
+
+
+def test_rows_with_images_are_refused_before_the_start(run: Any, tmp_path: Path) -> None:
+    """By file and number of rows, whatever else fits; rows without images are no reason."""
+    (tmp_path / "red.png").write_bytes(picture())
+    parts = [{"type": "image", "path": "red.png"}, {"type": "text", "text": "a"}]
+    config = run(
+        {"prompt": [{"role": "user", "content": parts}], "answer": "c"},
+        {"prompt": [{"role": "user", "content": "a"}], "answer": "c"},
+        model={"chat_template": "{{ messages[0].role }}"},
+    )
+    found = [words for words in problems(config) if "images" in words]
+    where = f"environments[].path: 1 of 2 rows of {tmp_path / 'rows.jsonl'}"
+    words = "have images; neither engines nor the trainer take images yet; leave out the rows with images"
+    assert found == [f"{where} {words}"]
 
 
 def test_messages_need_a_chat_template(run: Any) -> None:

@@ -86,10 +86,11 @@ def test_cut_prompts_keep_their_end_or_their_start() -> None:
     kinds = {"truncate_left": [2, 3, 4, 5], "truncate_right": [0, 1, 2, 3], "drop": [0, 1, 2, 3, 4, 5]}
     for kind, expected in kinds.items():
         prompts = Prompts({"rows": config(max_prompt_tokens=4, long_prompts=kind)}, letters, cut.append)
-        assert prompts.encode("rows", "abcdef") == expected
-        assert prompts.encode("rows", "abcd") == [0, 1, 2, 3]
+        assert prompts.encode("rows", Example("abcdef", {})).ids == expected
+        assert prompts.encode("rows", Example("abcd", {})).ids == [0, 1, 2, 3]
     assert cut == ["rows", "rows"]
-    assert Prompts({"rows": config()}, letters, cut.append).encode("rows", "abcdef") == [0, 1, 2, 3, 4, 5]
+    whole = Prompts({"rows": config()}, letters, cut.append).encode("rows", Example("abcdef", {}))
+    assert whole.ids == [0, 1, 2, 3, 4, 5]
 
 
 def test_variables_of_the_template_are_those_of_the_environment() -> None:
@@ -102,7 +103,7 @@ def test_variables_of_the_template_are_those_of_the_environment() -> None:
 
     given = config(chat_template_kwargs={"enable_thinking": False}, max_prompt_tokens=2)
     prompts = Prompts({"rows": given, "plain": config(name="plain")}, encode)
-    assert prompts.is_left_out("rows", "abc")
-    prompts.encode("plain", "abc")
+    assert prompts.is_left_out("rows", Example("abc", {}))
+    prompts.encode("plain", Example("abc", {}))
     assert asked == [((), {"enable_thinking": False}), ()]
     assert all(itertools.chain(asked[:1]))

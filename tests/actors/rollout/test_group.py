@@ -1,16 +1,25 @@
 """One group: its example, its prompt, its message."""
 
+import dataclasses
+
 import pytest
 
 from actors.datasets import Example
+from actors.datasets.images import Image
+from actors.datasets.prompts import Prompts, UncutPromptError
+from actors.models.image_tokens import ImageTokens
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.group import GroupSampler, build_group
 from actors.rollout.held import AttemptError
 from actors.telemetry.metrics import Metrics
+from bus import codec
 from schemas import limits
+from schemas.config.data import JsonlConfig
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.vllm_engine import VllmEngineConfig
+from schemas.errors import ConfigError
+from schemas.messages import ImagePlace
 from tests.actors.rollout.doubles import EXAMPLE, Client, completion, ticket
 from tests.ring.harness import ring_config
 
@@ -47,6 +56,53 @@ def test_group_joins_completions_with_offsets_and_segments():
     assert group.segment_temperatures.tolist() == [0.5, 0.5, 0.5]
     assert group.oldest_version == 3
     assert group.loss_mask.tolist() == [1, 1, 1, 1]
+
+
+SEEN = Example(
+    prompt=[{"role": "user", "content": [{"type": "image", "digest": "d"}] * 3}],
+    columns={},
+    images=(Image(b"red", 30, 40), Image(b"blue", 20, 20), Image(b"red", 30, 40)),
+)
+"""An example that shows an image twice."""
+
+
+def test_images_travel_once_with_all_their_places():
+    """Numbers of images are those of the group; the bytes are the file's."""
+    places = [ImagePlace(image=image, start=start, length=2) for image, start in enumerate((1, 4, 7))]
+    group = build_group("r", "rollout-0", ticket(), SEEN, list(range(10)), [completion([5], [(0, 1, 3)])] * 2, places)
+    assert group.images == [b"red", b"blue"]
+    assert [(place.image, place.start, place.length) for place in group.image_places] == [
+        (0, 1, 2),
+        (1, 4, 2),
+        (0, 7, 2),
+    ]
+    assert codec.decode(codec.encode(group)).equals(group)
+
+
+async def test_an_example_with_images_ends_the_run_in_words(make_sampler):
+    """A data set whose rows were not looked at before the start: nothing is sampled without its images."""
+    sampler = make_sampler(SEEN)
+    with pytest.raises(ConfigError, match="has images; neither engines nor the trainer take images yet"):
+        await sampler.sample("r", ticket(example_key=SEEN.key("reverse_text")))
+
+
+@pytest.mark.parametrize(("limit", "kind"), [(9, "drop"), (8, "drop"), (9, "truncate_left"), (8, "truncate_left")])
+def test_tokens_of_images_count_in_the_limit_of_a_prompt(limit, kind):
+    """Three placeholders with two tokens each, and three others: nine tokens; a prompt with images is never cut."""
+    rule = ImageTokens(placeholder=0, patch_size=10, merge_size=1, min_pixels=1, max_pixels=200)
+    config = JsonlConfig(path="rows.jsonl", name="e", max_prompt_tokens=limit, long_prompts=kind)
+    cut = []
+    prompts = Prompts({"e": config}, lambda prompt: [7, 0, 7, 0, 7, 0], cut.append, rule.expand)
+    wide = dataclasses.replace(SEEN, images=(Image(b"wide", 10, 20),) * 3)
+    assert prompts.is_left_out("e", wide) == (limit == 8 and kind == "drop")
+    if limit == 8 and kind != "drop":
+        with pytest.raises(UncutPromptError, match=r"9 prompt tokens exceed environments\[\].max_prompt_tokens 8"):
+            prompts.encode("e", wide)
+    else:
+        tokens = prompts.encode("e", wide)
+        assert tokens.ids == [7, 0, 0, 7, 0, 0, 7, 0, 0]
+        assert [place.start for place in tokens.image_places] == [1, 4, 7]
+    assert not cut
 
 
 async def test_example_that_differs_from_the_packers_fails_the_attempt(make_sampler):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.trajectories.bridges import Message
+from actors.trajectories.bridges import BridgeError, Message
 from actors.trajectories.forms import AnswerForm, Demand
 from actors.trajectories.recorder import Recorder, TrajectoryOverError, TurnAnswer, TurnLimits, TurnRequest
 from actors.trajectories.tree import Origin
@@ -52,6 +52,19 @@ async def talk_for_ever(recorder: Recorder) -> None:
     messages = [USER]
     while True:
         messages += [await recorder.ask(messages), USER]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+async def test_an_image_of_an_environment_is_refused_in_words(place: int) -> None:
+    """In the first message and behind an answer."""
+    recorder = Writer(Chat("qwen3"), ["yes"] * 3).recorder()
+    messages: list[Message] = [USER]
+    image = USER | {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}
+    if place:
+        messages += [await recorder.ask(messages), USER]
+    messages[-1] = image
+    with pytest.raises(BridgeError, match="the role user has a part of type 'image_url', and trajectories are"):
+        await recorder.ask(messages)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from schemas import limits
 from schemas.messages import (
     MESSAGE_TYPES,
     Frozen,
@@ -242,3 +243,51 @@ def test_step_batch_counts_empty_micro_batches() -> None:
     """Offsets 0, 1, 1, 2 are three micro-batches, the second of which is empty; 0, 2, 3 are two minibatches of them."""
     batch = StepBatch(**dict(EXAMPLES["step_batch"]))
     assert (batch.num_micro_batches, batch.num_minibatches) == (3, 2)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def _with_places(*places: tuple[int, int, int], images: Any = (b"red", b"blue")) -> RolloutGroup:
+    """The example with images at these places: image, start and length."""
+    found = [{"image": image, "start": start, "length": length} for image, start, length in places]
+    return RolloutGroup(**GROUP_FIELDS | {"images": list(images), "image_places": found})
+
+
+def test_images_may_lie_in_prompts_and_behind_them() -> None:
+    """Four tokens of the prompt, then samples of three and two tokens."""
+    group = _with_places((1, 0, 4), (0, 4, 3), (1, 8, 1))
+    assert [place.start for place in group.image_places] == [0, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ([(0, 0, 1)], "must name each of 2 images"),
+        ([(0, 0, 1), (1, 1, 1), (2, 2, 1)], "must name each of 2 images"),
+        ([(0, 0, 1), (1, 1, 1), (-1, 2, 1)], "must name each of 2 images"),
+        ([(0, 1, 1), (1, 0, 1)], "a place at 0 with 1 tokens, behind 2"),
+        ([(0, 0, 2), (1, 1, 1)], "a place at 1 with 1 tokens, behind 2"),
+        ([(0, 0, 0), (1, 1, 1)], "a place at 0 with 0 tokens"),
+        ([(0, -1, 1), (1, 1, 1)], "a place at -1"),
+        ([(0, 0, 1), (1, 9, 1)], "a place at 9"),
+        ([(0, 0, 1), (1, 3, 2)], "the place at 3 ends behind its prompt or sample"),
+        ([(0, 0, 1), (1, 6, 2)], "the place at 6 ends behind its prompt or sample"),
+        ([(0, 0, 1), (1, 8, 1 << 62)], "the place at 8 ends behind its prompt or sample"),
+    ],
+)
+def test_places_that_are_none_are_refused(places: list[tuple[int, int, int]], words: str) -> None:
+    """In order, apart, within one prompt or sample, and each image has one."""
+    with pytest.raises(ValidationError, match=words):
+        _with_places(*places)
+
+
+def test_too_many_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number and by bytes; also images without a place."""
+    monkeypatch.setattr(limits, "IMAGES_BYTES", 6)
+    with pytest.raises(ValidationError, match="images: 2 with 7 bytes, and at most 64 with 6 bytes travel"):
+        _with_places((0, 0, 1), (1, 1, 1))
+    with pytest.raises(ValidationError, match="images: 65 with 0 bytes"):
+        _with_places(images=[b""] * 65)
+    with pytest.raises(ValidationError, match="must name each of 1 images"):
+        _with_places(images=[b"red"])
