@@ -1,6 +1,7 @@
-"""Loading of a Hugging Face causal LM, with or without LoRA, for the trainer and the embedded engine alike."""
+"""Loading of a Hugging Face language model, with or without LoRA, for the trainer and the embedded engine alike."""
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -9,11 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from actors.models import choices
 from actors.models.attention import implementation
 from actors.models.lora_forward import replace_forward
+from actors.models.vision.parts import (
+    IN_VISION,
+    VISION,
+    attention_by_part,
+    auto_class,
+    freeze_vision,
+    is_vision_language,
+)
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
@@ -53,7 +62,7 @@ def load_model(
     path: str | None = None,
     key: str = "model.path",
 ) -> nn.Module:
-    """Load the base model in a single precision, on the configured device.
+    """Load the base model in a single precision, on the configured device. A vision tower is frozen.
 
     Args:
         config: configuration of the model.
@@ -69,13 +78,14 @@ def load_model(
     # whatever the device: a rank that shares its model with others loads it in host memory, and moves it
     _choose_kernels()
     kernel = attention or implementation(config, device)
+    found = described(config, key, path)
     # quantised on the device itself
-    extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}
+    extra = {"quantization_config": _quantization(config, found), "device_map": {"": device}} if quantized else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = auto_class(found).from_pretrained(
             path or config.path,
             dtype=dtype,
-            attn_implementation=kernel,
+            attn_implementation=attention_by_part(found, kernel),
             trust_remote_code=config.trust_remote_code,
             **extra,
         )
@@ -84,10 +94,28 @@ def load_model(
     problem = _unpackable(model)
     if problem:
         raise ConfigError(f"{key}: {config.path} ({type(model).__name__}) {problem}")
+    freeze_vision(model)
     if quantized:
         _compute_alike(model, device)
         return model  # type: ignore[no-any-return]
     return model.to(device)  # type: ignore[no-any-return]
+
+
+def described(config: ModelConfig, key: str = "model.path", path: str | None = None) -> Any:
+    """Return a model's config.json, as an object of transformers.
+
+    Args:
+        config: configuration of the model.
+        key: configuration key of the model, for errors.
+        path: folder of other weights of the same model; by default `config.path`.
+
+    Raises:
+        ConfigError: the file can't be read.
+    """
+    try:
+        return AutoConfig.from_pretrained(path or config.path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
 
 
 def stored_dtype(path: str) -> torch.dtype | None:
@@ -127,8 +155,12 @@ def _choose_kernels() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def _quantization(config: ModelConfig) -> Any:
+def _quantization(config: ModelConfig, described: Any) -> Any:
     """Return the settings with which transformers quantises a model during loading.
+
+    Args:
+        config: configuration of the model.
+        described: contents of the model's config.json.
 
     Raises:
         ConfigError: a package (accelerate, bitsandbytes) is not installed.
@@ -145,6 +177,8 @@ def _quantization(config: ModelConfig) -> Any:
         bnb_4bit_quant_type=config.quantization.type,
         bnb_4bit_use_double_quant=config.quantization.double_quant,
         bnb_4bit_compute_dtype=TORCH_DTYPES[config.dtype],
+        # a list replaces transformers' own, which has the output layer
+        llm_int8_skip_modules=[VISION, "lm_head"] if is_vision_language(described) else None,
     )
 
 
@@ -212,8 +246,10 @@ def checkpoint_gradients(model: nn.Module, config: ModelConfig) -> None:
 
 def layers_of(model: Any) -> list[nn.Module]:
     """Return the layers of the decoder: the modules never to be split, according to transformers."""
-    names = set(getattr(model.get_decoder(), "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    decoder = model.get_decoder()
+    names = set(getattr(decoder, "_no_split_modules", None) or ())
+    # of the decoder alone: a vision tower has such layers too
+    return [module for module in decoder.modules() if type(module).__name__ in names]
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -248,6 +284,7 @@ def add_lora(model: nn.Module, config: ModelConfig) -> nn.Module:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=IN_VISION if is_vision_language(model.config) else None,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
         init_lora_weights=True if lora.init == "kaiming" else lora.init,
@@ -273,7 +310,7 @@ def _check_modules_to_save(model: nn.Module, names: Sequence[str]) -> None:
     """Check that modules trained as a whole exist, and that none shares its weights with a module that stays frozen.
 
     Raises:
-        ConfigError: a module is missing or shared.
+        ConfigError: a module is missing or shared, or part of the vision tower.
     """
     modules = dict(model.named_modules())
     owners: dict[int, set[str]] = {}
@@ -285,6 +322,8 @@ def _check_modules_to_save(model: nn.Module, names: Sequence[str]) -> None:
         if not found:
             raise ConfigError(f"model.lora.modules_to_save: the model has no module {name}")
         for path in found:
+            if re.fullmatch(IN_VISION, path):
+                raise ConfigError(f"model.lora.modules_to_save: {path} sees images, and stays frozen; remove {name}")
             shared = {other for p in modules[path].parameters() for other in owners[id(p)]}
             others = [other for other in shared if not f"{other}.".startswith(f"{path}.")]
             if others:
@@ -357,7 +396,7 @@ def check_alike(targets: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int
 
 
 def tokenizer_files(config: ModelConfig) -> dict[str, bytes]:
-    """Return the tokenizer's files of a model, to be put into checkpoints, with the chat template of the run.
+    """Return the files of a model's tokenizer and image processor, for checkpoints, with the chat template of the run.
 
     Only the template is returned for a model on the hub.
     """
@@ -370,6 +409,10 @@ def tokenizer_files(config: ModelConfig) -> dict[str, bytes]:
         "merges.txt",
         "tokenizer.model",
         "added_tokens.json",
+        # of a model that sees images: other software reads them with the weights
+        "preprocessor_config.json",
+        "video_preprocessor_config.json",
+        "processor_config.json",
     )
     folder = Path(config.path)
     found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
