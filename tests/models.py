@@ -4,6 +4,7 @@ Weights are drawn wider than usual, so that a wrong position, mask or neighbour 
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,23 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Gemma2Config,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
     Qwen3Config,
+    Qwen3VLConfig,
 )
 
+from tests.images import write_processor
+
 VOCABULARY = ["<pad>", "<bos>", "<eos>", "=", *"abcdefghijklmnopqrstuvwxyz"]
+VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+"""Tokens behind the vocabulary, in families that see images."""
+VISION_START, VISION_END, IMAGE, VIDEO = range(len(VOCABULARY), len(VOCABULARY) + len(VISION_TOKENS))
 BOS, EOS = 1, 2
 NEVER = 10_000
 """An end of sequence that is in no vocabulary, for completions that shall reach max_tokens."""
@@ -41,8 +50,46 @@ SMALL: dict[str, Any] = {
 }
 
 
+VISION: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": SMALL["hidden_size"],
+    "initializer_range": 0.2,
+}
+"""A tower of three layers, for patches of 4 × 4 pixels; a token of an image stands for 8 × 8."""
+SEEING = ("qwen3_vl", "qwen2_5_vl")
+"""Families that see images."""
+
+
+def seeing_config(family: str) -> PretrainedConfig:
+    """Configuration of a family that sees images: features at several layers (qwen3_vl), windows (qwen2_5_vl)."""
+    text = SMALL | {"vocab_size": len(VOCABULARY) + len(VISION_TOKENS), "tie_word_embeddings": True}
+    tokens = {
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "vision_start_token_id": VISION_START,
+        "vision_end_token_id": VISION_END,
+        "tie_word_embeddings": True,
+    }
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}
+    if family == "qwen3_vl":
+        vision = VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+        text |= {"rope_parameters": rope | {"mrope_interleaved": True}}
+        return Qwen3VLConfig(text_config=text, vision_config=vision, **tokens)
+    vision = VISION | {"window_size": 16, "fullatt_block_indexes": [1]}
+    del text["head_dim"]
+    return Qwen2_5_VLConfig(text_config=text | {"rope_parameters": rope}, vision_config=vision, **tokens)
+
+
 def config(family: str) -> PretrainedConfig:
     """Configuration of a family: head norms (qwen3), untied (llama), sliding window (mistral), soft caps (gemma2)."""
+    if family in SEEING:
+        return seeing_config(family)
     if family == "qwen3":
         return Qwen3Config(**SMALL, tie_word_embeddings=True)
     if family == "llama":
@@ -56,17 +103,26 @@ def build(folder: Path, family: str = "qwen3", seed: int = 0, eos: int = EOS) ->
     """Write a model directory; the same one each time."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config(family)).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+        model = auto_class(family).from_config(config(family))
+        model.save_pretrained(folder)
+    tokenizer(VISION_TOKENS if family in SEEING else []).save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    if family in SEEING:
+        write_processor(folder)
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, `<bos>` in front."""
+def auto_class(family: str) -> Any:
+    """Class of transformers that loads models of a family."""
+    return AutoModelForImageTextToText if family in SEEING else AutoModelForCausalLM
+
+
+def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per character, `<bos>` in front; further special tokens behind."""
     raw = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<pad>"))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     raw.decoder = decoders.Fuse()
     raw.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    raw.add_special_tokens(list(further))
     return PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<pad>"
     )
@@ -74,7 +130,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def plain(folder: Path, attention: str = "sdpa") -> Any:
     """The model as transformers alone loads it, in float32."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    loaded = auto_class(family).from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    return loaded.eval()
 
 
 def reference_attention(family: str) -> str:

@@ -23,6 +23,8 @@ NORMS = (
     "norm",
 )
 """Names of the modules with noisy weights; norms of queries and keys stay clean."""
+VISION = "visual"
+"""Name of the module with the vision tower, whose norms stay clean."""
 
 
 def sigma_at(version: int, total: int, config: NoiseConfig) -> float:
@@ -45,7 +47,8 @@ def sigma_at(version: int, total: int, config: NoiseConfig) -> float:
 
 def is_noisy_norm(name: str) -> bool:
     """Return whether a parameter (by its Hugging Face name) is a norm weight that gets noise."""
-    return name.endswith(".weight") and name.split(".")[-2] in NORMS
+    parts = name.split(".")
+    return name.endswith(".weight") and parts[-2] in NORMS and VISION not in parts
 
 
 @dataclass(frozen=True)

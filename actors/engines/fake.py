@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.engines.protocol import (
+    NO_IMAGES,
     Completion,
     EngineStatus,
     EngineStoppedError,
@@ -65,6 +66,8 @@ class FakeEngine(WithoutForms):
         """Queue a request, to be sampled in a thread of the engine."""
         if not request.prompt_ids:
             raise RequestError("prompt: is empty")
+        if request.images:
+            raise RequestError(f"images: {NO_IMAGES.format(engine='fake')}")
         check_token_ids("prompt", request.prompt_ids, self._config.vocab_size)
         check_token_ids("stop_token_ids", request.stop_token_ids, self._config.vocab_size)
         sampling = request.sampling.model_dump(exclude={"temperature", "top_p"}, exclude_defaults=True)

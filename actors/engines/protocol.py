@@ -21,6 +21,9 @@ Alternatives = list[tuple[int, float]]
 NO_FORMS = "engine {engine} can't demand a form of an answer; use vllm or sglang, or ask for it in a message"
 """Words of the engines without structured outputs."""
 
+NO_IMAGES = "engine {engine} takes no images; use embedded"
+"""Words of the engines that see no images."""
+
 
 class RequestError(ValueError):
     """Error of a request that can never be served; the message says what to change. HTTP answers 400."""
@@ -56,6 +59,18 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class PromptImage:
+    """Image in a prompt, whose tokens the prompt has already."""
+
+    start: int
+    """Index of the image's first token in the prompt."""
+    digest: str
+    """Digest of the bytes."""
+    data: bytes = field(repr=False)
+    """Bytes of the image file."""
+
+
+@dataclass(frozen=True)
 class SampleRequest:
     """Request for `num_completions` completions of a prompt; completion i is sampled with seed `seed + i`."""
 
@@ -73,6 +88,8 @@ class SampleRequest:
     """Whether the end of sequence ends no completion."""
     num_top_logprobs: int = 0
     """Number of alternatives to report per token."""
+    images: tuple[PromptImage, ...] = ()
+    """Images of the prompt in the order of their places."""
     form: AnswerForm | None = None
     """Form of each completion; None leaves the model free. Logprobs are then of the distribution without the tokens
     that the form forbids."""

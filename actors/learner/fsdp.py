@@ -22,6 +22,7 @@ from actors.learner.parallelism import Gathers
 from actors.learner.ranks import SINGLE_RANK, GlooRanks, Ranks
 from actors.learner.shards import part
 from actors.models import loading
+from actors.models.vision.parts import vision_part
 from schemas.config.model import ModelConfig
 
 log = structlog.get_logger("learner")
@@ -64,7 +65,7 @@ class FullySharded:
         self._ranks = ranks
         self._watch = CollectiveWatch(shall_wait, ranks.abort if device.type == "cuda" else None)
         with self._watch.watching():
-            shard(model, ranks.mesh(device), dtype)
+            shard(model, ranks.mesh(device), device, dtype)
         log.info("weights shared out", parameters=sum(part(p).numel() for p in model.parameters()))
 
     def watched(self) -> AbstractContextManager[None]:
@@ -96,8 +97,10 @@ class FullySharded:
         self._ranks.exchange(NOTHING)
 
 
-def shard(model: nn.Module, mesh: Any, dtype: torch.dtype) -> None:
+def shard(model: nn.Module, mesh: Any, device: torch.device, dtype: torch.dtype) -> None:
     """Spread the parameters over the ranks of a mesh, in place: each decoder layer, then everything else together.
+
+    A vision tower stays whole on each rank, in `dtype`: it is frozen, and runs apart from the model's forward.
 
     Trained parameters become float32 masters: they are rounded to `dtype` when they are gathered. The gradients of a
     micro-batch are computed in `dtype`, but summed over ranks and micro-batches in float32. Gradients are summed over
@@ -110,13 +113,17 @@ def shard(model: nn.Module, mesh: Any, dtype: torch.dtype) -> None:
     # inputs are token ids, and layers pass their dtype on, so nothing is left to cast
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     layers: list[Any] = []
+    tower = vision_part(model)
+    whole = set(tower.to(device, dtype).parameters()) if tower is not None else None
     for module in (*loading.layers_of(model), model):  # inner modules first: the model takes the rest
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.dtype is not torch.float32:
                 # a layer at a time, and the rank keeps a part of it: the whole model in float32 is never there
                 parameter.data = parameter.data.float()
         # embeddings and output layer are needed again as soon as the backward pass begins
-        sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not model)
+        sharded: Any = fully_shard(
+            module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not model, ignored_params=whole
+        )
         sharded.set_gradient_divide_factor(1.0)  # by default torch divides by the number of ranks
         # plain sums: for another factor torch takes NCCL's PREMUL_SUM, which gloo does not have
         sharded.set_force_sum_reduction_for_comms(True)

@@ -58,7 +58,8 @@ class MovingReference:
         if not is_due(step, self._sync):
             return
         with torch.no_grad():
-            for name, weight in gathered(_parameters(policy).items(), keep=True):
+            # a mixture of two equal weights is rounded, so weights that never change are left out
+            for name, weight in gathered(_parameters(policy, trained=True).items(), keep=True):
                 mix_in(self._exact[name], weight, self._sync.alpha)
         self._round()
         log.info("reference moved towards the policy", step=step, alpha=self._sync.alpha)
@@ -90,7 +91,11 @@ class MovingReference:
                     weight.copy_(self._exact[name])
 
 
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters by name, tied ones once. Buffers are constants, which a mixture would round."""
-    names = {name for name, _ in model.named_parameters()}
+def _parameters(model: nn.Module, trained: bool = False) -> dict[str, Tensor]:
+    """Return the parameters by name, tied ones once. Buffers are constants, which a mixture would round.
+
+    Args:
+        trained: leave out frozen parameters.
+    """
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad or not trained}
     return {name: tensor for name, tensor in loading.full_tensors(model).items() if name in names}

@@ -1,7 +1,8 @@
-"""Loading of a Hugging Face causal LM, with or without LoRA, for the trainer and the embedded engine alike."""
+"""Loading of a Hugging Face language model, with or without LoRA, for the trainer and the embedded engine alike."""
 
 import inspect
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_files
 
@@ -20,6 +21,14 @@ from actors.models.attention import implementation
 from actors.models.lora_forward import replace_forward
 from actors.models.quantized.loading import with_codes
 from actors.models.quantized.scheme import read_scheme
+from actors.models.vision.parts import (
+    IN_VISION,
+    VISION,
+    attention_by_part,
+    auto_class,
+    freeze_vision,
+    is_vision_language,
+)
 from actors.process.library_bars import bars_for
 from actors.process.tasks import Task, task
 from schemas.config.model import ModelConfig
@@ -61,7 +70,7 @@ def load_model(
     path: str | None = None,
     key: str = "model.path",
 ) -> nn.Module:
-    """Load the base model in a single precision, on the configured device.
+    """Load the base model in a single precision, on the configured device. A vision tower is frozen.
 
     Args:
         config: configuration of the model.
@@ -77,17 +86,17 @@ def load_model(
     # whatever the device: a rank that shares its model with others loads it in host memory, and moves it
     _choose_kernels()
     kernel = attention or implementation(config, device)
-    # quantised on the device itself
-    extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}
     found = described(config, key, path)
+    # quantised on the device itself
+    extra = {"quantization_config": _quantization(config, found), "device_map": {"": device}} if quantized else {}
     if scheme := read_scheme(getattr(found, "quantization_config", None), key):
         extra["config"] = with_codes(found, scheme)
     try:
         with task(f"load model {Path(path or config.path).name}") as loading, _told_to(loading) as told:
-            model = AutoModelForCausalLM.from_pretrained(
+            model = auto_class(found).from_pretrained(
                 path or config.path,
                 dtype=dtype,
-                attn_implementation=kernel,
+                attn_implementation=attention_by_part(found, kernel),
                 trust_remote_code=config.trust_remote_code,
                 **extra,
                 **told,
@@ -97,6 +106,7 @@ def load_model(
     problem = _unpackable(model)
     if problem:
         raise ConfigError(f"{key}: {config.path} ({type(model).__name__}) {problem}")
+    freeze_vision(model)
     if quantized:
         _compute_alike(model, device)
         return model  # type: ignore[no-any-return]
@@ -176,8 +186,12 @@ def _choose_kernels() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def _quantization(config: ModelConfig) -> Any:
+def _quantization(config: ModelConfig, described: Any) -> Any:
     """Return the settings with which transformers quantises a model during loading.
+
+    Args:
+        config: configuration of the model.
+        described: contents of the model's config.json.
 
     Raises:
         ConfigError: a package (accelerate, bitsandbytes) is not installed.
@@ -194,6 +208,8 @@ def _quantization(config: ModelConfig) -> Any:
         bnb_4bit_quant_type=config.quantization.type,
         bnb_4bit_use_double_quant=config.quantization.double_quant,
         bnb_4bit_compute_dtype=TORCH_DTYPES[config.dtype],
+        # a list replaces transformers' own, which has the output layer
+        llm_int8_skip_modules=[VISION, "lm_head"] if is_vision_language(described) else None,
     )
 
 
@@ -261,8 +277,10 @@ def checkpoint_gradients(model: nn.Module, config: ModelConfig) -> None:
 
 def layers_of(model: Any) -> list[nn.Module]:
     """Return the layers of the decoder: the modules never to be split, according to transformers."""
-    names = set(getattr(model.get_decoder(), "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    decoder = model.get_decoder()
+    names = set(getattr(decoder, "_no_split_modules", None) or ())
+    # of the decoder alone: a vision tower has such layers too
+    return [module for module in decoder.modules() if type(module).__name__ in names]
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -297,6 +315,7 @@ def add_lora(model: nn.Module, config: ModelConfig) -> nn.Module:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=IN_VISION if is_vision_language(model.config) else None,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
         init_lora_weights=True if lora.init == "kaiming" else lora.init,
@@ -322,7 +341,7 @@ def _check_modules_to_save(model: nn.Module, names: Sequence[str]) -> None:
     """Check that modules trained as a whole exist, and that none shares its weights with a module that stays frozen.
 
     Raises:
-        ConfigError: a module is missing or shared.
+        ConfigError: a module is missing or shared, or part of the vision tower.
     """
     modules = dict(model.named_modules())
     owners: dict[int, set[str]] = {}
@@ -334,6 +353,8 @@ def _check_modules_to_save(model: nn.Module, names: Sequence[str]) -> None:
         if not found:
             raise ConfigError(f"model.lora.modules_to_save: the model has no module {name}")
         for path in found:
+            if re.fullmatch(IN_VISION, path):
+                raise ConfigError(f"model.lora.modules_to_save: {path} sees images, and stays frozen; remove {name}")
             shared = {other for p in modules[path].parameters() for other in owners[id(p)]}
             others = [other for other in shared if not f"{other}.".startswith(f"{path}.")]
             if others:
@@ -406,7 +427,7 @@ def check_alike(targets: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int
 
 
 def tokenizer_files(config: ModelConfig) -> dict[str, bytes]:
-    """Return the tokenizer's files of a model, to be put into checkpoints, with the chat template of the run.
+    """Return the files of a model's tokenizer and image processor, for checkpoints, with the chat template of the run.
 
     Only the template is returned for a model on the hub.
     """
@@ -419,6 +440,10 @@ def tokenizer_files(config: ModelConfig) -> dict[str, bytes]:
         "merges.txt",
         "tokenizer.model",
         "added_tokens.json",
+        # of a model that sees images: other software reads them with the weights
+        "preprocessor_config.json",
+        "video_preprocessor_config.json",
+        "processor_config.json",
     )
     folder = Path(config.path)
     found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM
 
 from actors.models import attention, loading
 from actors.models.attention import pack_row
@@ -22,9 +21,11 @@ from actors.models.kv_size import kv_bytes_per_token
 from actors.models.logprobs import CHUNK_BYTES
 from actors.models.quantized.loading import hold_bytes, replace_layers
 from actors.models.quantized.scheme import read_scheme
+from actors.models.vision.parts import attention_by_part, auto_class, freeze_vision, vision_part
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
 from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
+from schemas.errors import ConfigError
 
 BLOCK = 64
 """Number of weights that share a scale in NF4."""
@@ -36,6 +37,9 @@ class MemoryEstimate:
 
     weights: int
     """Weights of the policy; trained weights are float32."""
+    vision: int
+    """Frozen vision tower and projector of a vision-language model, whole on each rank; a rounded copy too, if the
+    trained weights have one."""
     rounded_weights: int
     """Copy of the trained weights in bfloat16, for the computation: full training with that model.dtype, no shards."""
     adapter: int
@@ -84,6 +88,8 @@ class _Counted:
     """Bytes of the policy's parts."""
 
     frozen: int
+    vision: int
+    exact_vision: int
     adapter: int
     trained_bytes: int
     rounded_weights: int
@@ -117,12 +123,15 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     teacher = model.model_copy(update=taught)
     engine = config.inference.engine
     shards = trainer.num_ranks if trainer.sharding == "fsdp" else 1
+    # a checkpoint of full training is the whole model
+    saved_vision = 0 if model.lora else policy.exact_vision or policy.vision
     kv_cache = 0
     if engine.cached_tokens:
         text, item_bytes = loading.described(model).get_text_config(), loading.TORCH_DTYPES[model.dtype].itemsize
         kv_cache = engine.cached_tokens * kv_bytes_per_token(text.to_dict(), item_bytes)
     return MemoryEstimate(
         weights=(policy.frozen + policy.trained_bytes - policy.adapter) // shards,
+        vision=policy.vision + (policy.exact_vision if shards == 1 else 0),
         rounded_weights=policy.rounded_weights if shards == 1 else 0,
         adapter=policy.adapter // shards,
         gradients=policy.trained_bytes // shards + (policy.rounded_gradient if shards == 1 else 0),
@@ -133,7 +142,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         reference=base + exact if has_second else 0,
         teacher=parameter_bytes(teacher, "trainer.teacher.path") if taught else 0,
         published=published * (config.weights.keep if config.weights.channel == "rendezvous" else 1),
-        checkpoint=policy.trained_bytes + policy.states + (exact or base) * moves,
+        checkpoint=policy.trained_bytes + policy.states + saved_vision + (exact or base) * moves,
         engine_weights=base + policy.adapter if engine.loads_model and not engine.has_server else 0,
         engine_kv_cache=kv_cache,
     )
@@ -143,17 +152,22 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
     dtype = loading.TORCH_DTYPES[config.dtype]
     model = _skeleton(config, dtype)
     has_masters = config.lora is None and dtype is not torch.float32
-    whole = _base_bytes(model, config)
+    tower = vision_part(model)
+    seeing = list(tower.parameters()) if tower is not None else []
+    vision, in_vision = sum(map(_bytes, seeing)), sum(p.numel() for p in seeing)
+    language = _base_bytes(model, config) - vision
     if config.lora:
         model = loading.add_lora(model, config)
     trained = [p for p in model.parameters() if p.requires_grad]
     head = model.get_output_embeddings().weight
     # in numbers, since all of them are gathered in the precision of computation, adapters too
     inner = [sum(p.numel() for p in layer.parameters()) for layer in loading.layers_of(model)]
-    outer = sum(p.numel() for p in model.parameters()) - sum(inner)
+    outer = sum(p.numel() for p in model.parameters()) - sum(inner) - in_vision
     return _Counted(
         gathered=(outer + sum(inner[:2])) * dtype.itemsize,  # fsdp gathers a layer while the layer before is computed
-        frozen=whole if config.lora else 0,
+        frozen=language if config.lora else 0,
+        vision=vision,
+        exact_vision=sum(map(_trained_bytes, seeing)) if has_masters else 0,
         adapter=sum(map(_trained_bytes, trained)) if config.lora else 0,
         trained_bytes=sum(map(_trained_bytes, trained)),
         rounded_weights=sum(map(_bytes, trained)) if has_masters else 0,
@@ -170,13 +184,18 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
 def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") -> Any:
     """Return the model, on the device meta: shapes without values."""
     described = loading.described(config, key)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            described, dtype=dtype, attn_implementation=attention.PADDED, trust_remote_code=config.trust_remote_code
-        )
-        if scheme := read_scheme(getattr(described, "quantization_config", None), key):
-            replace_layers(model, scheme)
-            hold_bytes(model)
+    by_part = attention_by_part(described, attention.PADDED)
+    try:
+        with torch.device("meta"):
+            model = auto_class(described).from_config(
+                described, dtype=dtype, attn_implementation=by_part, trust_remote_code=config.trust_remote_code
+            )
+            if scheme := read_scheme(getattr(described, "quantization_config", None), key):
+                replace_layers(model, scheme)
+                hold_bytes(model)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
+    freeze_vision(model)
     return model.train()  # training mode: checkpointing works in no other
 
 
@@ -188,13 +207,15 @@ def parameter_bytes(config: ModelConfig, key: str = "model.path") -> int:
 def _base_bytes(model: Any, config: ModelConfig) -> int:
     """Return the bytes of a base model.
 
-    In NF4, linear layers except the output layer have four bits per weight, and a scale per block: one byte and a scale
-    per 256 blocks with double quantisation, otherwise float32.
+    In NF4, linear layers except the output layer and those of a vision tower have four bits per weight, and a scale per
+    block: one byte and a scale per 256 blocks with double quantisation, otherwise float32.
     """
     if config.quantization is None:
         return sum(map(_bytes, model.parameters()))
     head = model.get_output_embeddings()
-    linear = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Linear) and m is not head}
+    tower = vision_part(model)
+    kept = {head, *(tower.modules() if tower is not None else ())}
+    linear = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in kept}
     scale = (1 + 4 / 256 if config.quantization.double_quant else 4) / BLOCK
     rest = sum(_bytes(p) for p in model.parameters() if id(p) not in linear)
     return rest + math.ceil(sum(p.numel() for p in linear.values()) * (0.5 + scale))

@@ -20,6 +20,7 @@ from actors.models.choices import row_multiple
 from actors.models.loading import TORCH_DTYPES, device_of, on_gpu
 from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
 from actors.models.triton_trial import takes_triton
+from actors.models.vision.row_images import placing
 from schemas.config.model import ModelConfig
 
 log = structlog.get_logger("learner")
@@ -69,7 +70,8 @@ class TokenLogprobs:
             source_K, token_ids_T = source_K[wanted_K], token_ids_T[wanted_K]
             temperatures_T = None if temperatures_T is None else temperatures_T[wanted_K]
         if self._transform is None:
-            logits_KV = self.model(**row.forward_arguments(), logits_to_keep=source_K).logits[0]
+            with placing(self.model, row.images):
+                logits_KV = self.model(**row.forward_arguments(), logits_to_keep=source_K).logits[0]
             found = logprobs_and_entropy(logits_KV, token_ids_T, temperatures_T, entropy_gradient)
         else:
             found = self._chunked(self._transform, row, source_K, token_ids_T, temperatures_T, entropy_gradient)
@@ -98,7 +100,7 @@ class TokenLogprobs:
             found.append(torch.stack(both, -1)[None])
             return found[0]  # this very tensor: sharding hooks into the gradient of a module's output
 
-        with _forward_of(self._head, instead):
+        with _forward_of(self._head, instead), placing(self.model, row.images):
             self.model(**row.forward_arguments())
         logprobs_K, entropy_K = found[0][0].unbind(-1)
         return logprobs_K, entropy_K if gradient else entropy_K.detach()

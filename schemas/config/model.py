@@ -34,7 +34,7 @@ class LoraConfig(Section):
     """Dropout probability on the adapter's input. Above 0 the trainer's logprobs differ from the engine's."""
     target_modules: str | list[str] = "all-linear"
     """Names of the modules with an adapter, or a regular expression that whole names match. `all-linear`: every linear
-    layer except the output head."""
+    layer except the output head. A vision tower is left out in either case."""
     modules_to_save: list[str] = []
     """Names of modules that are trained as a whole next to the adapters, e.g. `lm_head` of a model with an output layer
     of its own. Engine `embedded` alone takes them."""
@@ -90,8 +90,9 @@ class ModelConfig(Section):
     """The policy model, a Hugging Face causal language model."""
 
     path: Identity[str] = Field(min_length=1)
-    """Name on the Hugging Face hub, or directory. A relative directory is looked up next to the configuration file
-    first, then in the current directory."""
+    """Name on the Hugging Face hub, or directory. Of a vision-language model (Qwen3-VL, Qwen2.5-VL) the language layers
+    are trained, and vision tower and projector stay frozen. A relative directory is looked up next to the configuration
+    file first, then in the current directory."""
     dtype: Identity[Dtype] = "bfloat16"
     """Precision of the computation in trainer and engine, and of the weights that engines receive. The trained weights,
     their gradients and the optimizer state are float32 in either case. With `bfloat16` full training keeps a rounded

@@ -14,6 +14,10 @@ from actors.models import loading
 from actors.models.attention import pack_row
 from actors.models.determinism import make_deterministic
 from actors.models.positions import num_positions
+from actors.models.vision.features import FeatureCache
+from actors.models.vision.images import ImageReader
+from actors.models.vision.parts import vision_part
+from actors.models.vision.row_images import PlacedImage, RowImages, placing
 from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
@@ -45,9 +49,17 @@ class Decoder:
         self._clean_norms: dict[str, Tensor] = {}
         """Norms without noise, kept while noise is on the model; empty before the first noise."""
         base: Any = self.model.config
+        self.sees_images = vision_part(self.model) is not None
+        """Whether prompts may have images."""
+        self.image_token = getattr(base, "image_token_id", None)
+        """Id that stands for each token of an image; None for a model of text alone."""
+        self._config = config
+        self._features: FeatureCache | None = None
+        """Features of images, from the first image on."""
         # a model without a limit of its own is limited by the configuration alone
         self.max_length = min(limits.max_sequence_len, num_positions(base.to_dict()) or 1 << 30)
-        self.vocab_size = int(base.vocab_size)
+        # of a vision-language model the language layers'
+        self.vocab_size = int(base.get_text_config().vocab_size)
         num_slots = max(limits.max_sequences, 2 if self._pads_single_rows else 1)
         self._limits, self._max_prefill_tokens = (num_slots, self.max_length), limits.max_prefill_tokens
         self.forget()
@@ -57,11 +69,21 @@ class Decoder:
         self._cache = cache.SlotCache(*self._limits)
 
     @torch.inference_mode()
-    def prefill(self, sequences: Sequence[NDArray[np.int32]], slots: Sequence[int]) -> Tensor:
+    def prefill(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        slots: Sequence[int],
+        images: Sequence[Sequence[PlacedImage]] = (),
+    ) -> Tensor:
         """Compute whole sequences into their slots; return the logits behind the last token of each, (B, V).
 
         Each forward takes at most `max_prefill_tokens` tokens, to bound the memory of activations; a longer sequence
         has a separate forward.
+
+        Args:
+            sequences: tokens of each sequence.
+            slots: slot of each sequence.
+            images: images of each sequence; empty if no sequence has any.
         """
         lengths = np.array([sequence.size for sequence in sequences])
         self._cache.reserve(max(slots) + 1, int(lengths.max()))
@@ -70,26 +92,56 @@ class Decoder:
             offsets = np.concatenate([[0], np.cumsum(lengths[part])])
             # each sequence is a sample of its own with an empty completion, and shares nothing
             shared = [0] * len(sequences[part])
-            row = pack_row(np.concatenate(sequences[part]), offsets, lengths[part], shared, self.device)
+            row = pack_row(
+                np.concatenate(sequences[part]), offsets, lengths[part], shared, self.device, images=images[part]
+            )
             slots_T = torch.from_numpy(np.repeat(np.asarray(slots[part]), lengths[part])).to(self.device)
             plan = cache.CachePlan(self._cache, slots_T, row.position_ids_R, 0, row)
-            logits.append(self._forward(row.token_ids_R, plan, torch.from_numpy(offsets[1:] - 1).to(self.device)))
+            keep = torch.from_numpy(offsets[1:] - 1).to(self.device)
+            logits.append(self._forward(row.token_ids_R, row.position_ids_R, plan, keep, row.images))
         return torch.cat(logits)
 
     @torch.inference_mode()
-    def decode(self, tokens_B: NDArray[np.int32], positions_B: NDArray[np.int64]) -> Tensor:
-        """Decode the next token of the sequences in slots 0…B−1; return the logits behind each, (B, V)."""
+    def decode(
+        self, tokens_B: NDArray[np.int32], positions_B: NDArray[np.int64], shifts_B: NDArray[np.int64] | None = None
+    ) -> Tensor:
+        """Decode the next token of the sequences in slots 0…B−1; return the logits behind each, (B, V).
+
+        Args:
+            tokens_B: newest token of each sequence.
+            positions_B: its place in the sequence.
+            shifts_B: position that the model is told, less the place; see `vision.positions.position_shift`. None: 0.
+        """
+        shifts_B = np.zeros_like(positions_B) if shifts_B is None else shifts_B
         if self._pads_single_rows and positions_B.size == 1:
             # the second row is computed into slot 1, which is free while a single sequence is decoded
-            return self._decode(np.repeat(tokens_B, 2), np.repeat(positions_B, 2))[:1]
-        return self._decode(tokens_B, positions_B)
+            return self._decode(*(np.repeat(x, 2) for x in (tokens_B, positions_B, shifts_B)))[:1]
+        return self._decode(tokens_B, positions_B, shifts_B)
 
-    def _decode(self, tokens_B: NDArray[np.int32], positions_B: NDArray[np.int64]) -> Tensor:
+    def _decode(self, tokens_B: NDArray[Any], positions_B: NDArray[Any], shifts_B: NDArray[Any]) -> Tensor:
         length = int(positions_B.max()) + 1
         self._cache.reserve(positions_B.size, length)
         slots_B = torch.arange(positions_B.size, device=self.device)
         plan = cache.CachePlan(self._cache, slots_B, torch.from_numpy(positions_B).to(self.device), length)
-        return self._forward(torch.from_numpy(tokens_B).to(self.device), plan, slots_B)
+        told_B = torch.from_numpy(positions_B + shifts_B).to(self.device)
+        return self._forward(torch.from_numpy(tokens_B).to(self.device), told_B, plan, slots_B)
+
+    @torch.inference_mode()
+    def place(self, start: int, digest: str, data: bytes) -> PlacedImage:
+        """Return an image with its features, which are kept for other requests.
+
+        Args:
+            start: index of the image's first token in its prompt.
+            digest: digest of the bytes.
+            data: bytes of the file.
+
+        Raises:
+            ValueError: the bytes are no image; names the digest.
+            ConfigError: the model has no image processor.
+        """
+        if self._features is None:
+            self._features = FeatureCache(self.model, ImageReader(self._config))
+        return PlacedImage(start, digest, self._features.of(digest, data))
 
     @torch.inference_mode()
     def repeat(self, slot: int, count: int, length: int) -> None:
@@ -132,19 +184,27 @@ class Decoder:
         for name, value in noise.on(self._clean_norms, version).items():
             norms[name].copy_(value)
 
-    def _forward(self, tokens_T: Tensor, plan: cache.CachePlan, keep: Tensor) -> Tensor:
+    def _forward(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        plan: cache.CachePlan,
+        keep: Tensor,
+        images: RowImages | None = None,
+    ) -> Tensor:
         # peft keeps adapters in float32; without autocast they would be computed in float32 too, unlike in the trainer
         autocast = self._adapter and self._dtype is not torch.float32
-        with torch.autocast(self.device.type, self._dtype, enabled=autocast):
+        with_images = {} if images is None else images.forward_arguments()
+        with torch.autocast(self.device.type, self._dtype, enabled=autocast), placing(self.model, images):
             output = self.model(
                 input_ids=tokens_T[None],
-                position_ids=plan.positions_T[None],
                 attention_mask=None,
                 # the cache is ours: slot_attention keeps keys and values
                 use_cache=False,
                 # logits of the last tokens alone: those of a whole prompt would take vocabulary × tokens floats
                 logits_to_keep=keep,
                 cache_plan=plan,
+                **{"position_ids": positions_T[None]} | with_images,
             )
         return output.logits[0]  # type: ignore[no-any-return]
 

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 import structlog
@@ -37,6 +38,7 @@ from actors.engines.protocol import (
     check_token_ids,
 )
 from actors.engines.tokenizing import Tokenizing
+from actors.models.vision.row_images import PlacedImage
 from actors.telemetry.spans import SHORT_SECONDS, JoinedRounds, span
 from bus import threads
 from bus.weights import Weights
@@ -180,6 +182,8 @@ class EmbeddedEngine(Tokenizing):
             raise RequestError(f"response_format, tool_choice: {NO_FORMS.format(engine='embedded')}")
         if size == 0:
             raise RequestError("prompt: is empty")
+        if request.images and not self._decoder.sees_images:
+            raise RequestError("images: the model sees none; model.path names a model of text alone")
         check_token_ids("prompt", request.prompt_ids, self._decoder.vocab_size)
         check_token_ids("stop_token_ids", request.stop_token_ids, self._decoder.vocab_size)
         check_token_ids("logit_bias", request.logit_bias, self._decoder.vocab_size)
@@ -221,7 +225,7 @@ class EmbeddedEngine(Tokenizing):
                 self._admit()
                 if count := len(self._running):
                     begun = time.monotonic()
-                    self._draw(0, self._decoder.decode(*self._running.last_tokens()))
+                    self._draw(0, self._decoder.decode(*self._running.last_tokens(), self._running.shifts()))
                     self._answer(0)
                     self._rounds.add(begun, time.monotonic(), completions=count)
                 self._busy_seconds += time.monotonic() - started
@@ -254,11 +258,13 @@ class EmbeddedEngine(Tokenizing):
         # without the newest token, which the next decode computes anyway
         if len(self._running) and self._mode == "interrupt":
             with span("prefill again", completions=len(self._running)):
-                self._decoder.prefill(self._running.written(), range(len(self._running)))
+                running = self._running
+                self._decoder.prefill(running.written(), range(len(running)), running.images())
         update.done.set_result(time.monotonic() - started)
 
     def _admit(self) -> None:
         """Prefill as many waiting requests as fit, each prompt once, and draw the first token of each completion."""
+        self._place_images()
         first = len(self._running)
         admitted = self._take()
         if not admitted:
@@ -268,6 +274,39 @@ class EmbeddedEngine(Tokenizing):
         with span("prefill", requests=len(admitted), tokens=tokens):
             self._start(first, admitted)
 
+    def _place_images(self) -> None:
+        """Compute the features of images of the requests that may start next; refuse requests with wrong images."""
+        with self._changed:
+            next_ones = [request for request in islice(self._waiting, self._running.free) if not request.ready]
+        for request in next_ones:
+            try:
+                request.images = self._placed(request.asked)
+            except ValueError as error:
+                with self._changed:
+                    self._waiting.remove(request)
+                with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                    request.future.set_exception(RequestError(f"images: {error}"))
+
+    def _placed(self, asked: SampleRequest) -> list[PlacedImage]:
+        """Return the images of a prompt with their features.
+
+        Raises:
+            ValueError: an image can't be read, or has not as many tokens as its place in the prompt.
+        """
+        placed: list[PlacedImage] = []
+        for image in asked.images:
+            one = self._decoder.place(image.start, image.digest, image.data)
+            token, before = self._decoder.image_token, placed[-1].span.end if placed else 0
+            wanted, behind = one.span.end - one.start, asked.prompt_ids[one.span.end : one.span.end + 1]
+            places = asked.prompt_ids[one.start : one.span.end]
+            if one.start < before or places != [token] * wanted or behind == [token]:
+                raise ValueError(
+                    f"image {image.digest} has {wanted} tokens, and the prompt has not as many with the id {token} "
+                    f"from {one.start} on"
+                )
+            placed.append(one)
+        return placed
+
     def _start(self, first: int, admitted: list[Request]) -> None:
         """Compute the prompts of admitted requests, whose rows are those from `first` on, and the first tokens."""
         try:
@@ -276,7 +315,8 @@ class EmbeddedEngine(Tokenizing):
                 self._decoder.forget()
             counts = np.array([request.asked.num_completions for request in admitted])
             slots = (first + np.cumsum(counts) - counts).tolist()
-            logits_QV = self._decoder.prefill([np.array(r.asked.prompt_ids, np.int32) for r in admitted], slots)
+            prompts = [np.array(request.asked.prompt_ids, np.int32) for request in admitted]
+            logits_QV = self._decoder.prefill(prompts, slots, [request.images for request in admitted])
             for request, slot, count in zip(admitted, slots, counts.tolist(), strict=True):
                 if count > 1:
                     self._decoder.repeat(slot, count - 1, len(request.asked.prompt_ids))
@@ -329,6 +369,8 @@ class EmbeddedEngine(Tokenizing):
                 if taken and self._one_by_one:
                     break
                 request = self._waiting[0]
+                if not request.ready:  # submitted after its features could be computed
+                    break
                 if not request.future.cancelled():
                     tokens += len(request.asked.prompt_ids)
                     # a deterministic engine runs each request alone. The shape of a forward decides the order in which

@@ -16,6 +16,8 @@ from torch import Tensor
 from actors.engines.embedded.sampling import Distribution, Drawn, TokenValues, sample, uniforms
 from actors.engines.protocol import Alternatives, Completion, SampleRequest, Segment
 from actors.engines.text import Detokenize, StopWatch
+from actors.models.vision.positions import position_shift
+from actors.models.vision.row_images import PlacedImage
 from schemas.config.sampling import SamplingParams
 
 GREEDY = 1e-5
@@ -29,6 +31,13 @@ class Request:
     asked: SampleRequest
     future: "Future[list[Completion]]" = field(default_factory=Future)
     completions: dict[int, Completion] = field(default_factory=dict)
+    images: list[PlacedImage] = field(default_factory=list)
+    """Images of the prompt with their features, once the engine has computed them."""
+
+    @property
+    def ready(self) -> bool:
+        """True once the features of all images are there."""
+        return len(self.images) == len(self.asked.images)
 
     @property
     def finished(self) -> bool:
@@ -78,6 +87,8 @@ class Running:
         """Tokens of each row so far, the prompt included."""
         self._prompts_B = np.zeros(capacity, np.int64)
         """Tokens of each row's prompt."""
+        self._shifts_B = np.zeros(capacity, np.int64)
+        """Position of each row's newest token on the axes of images, less its place in the sequence."""
         self._ends_B = np.zeros(capacity, np.int64)
         """Length at which each row ends."""
         self._seeds_B = np.zeros(capacity, np.uint64)
@@ -120,6 +131,7 @@ class Running:
             self._owners.append(_Owner(request, number, list(segments), watch))
         self._tokens_BL[rows, :prompt] = asked.prompt_ids
         self._lengths_B[rows] = self._prompts_B[rows] = prompt
+        self._shifts_B[rows] = position_shift([image.span for image in request.images])
         self._ends_B[rows] = prompt + asked.max_tokens
         self._seeds_B[rows] = np.arange(asked.seed, asked.seed + n, dtype=np.uint64)
         # a greedy row has no cuts: the most probable token passes them all
@@ -140,6 +152,14 @@ class Running:
         """Return token and position of the newest token of each row."""
         positions_B = self._lengths_B[: len(self)] - 1
         return self._tokens_BL[np.arange(len(self)), positions_B], positions_B
+
+    def shifts(self) -> NDArray[np.int64]:
+        """Return the position of each row's newest token on the axes of images, less its place in the sequence."""
+        return self._shifts_B[: len(self)]
+
+    def images(self) -> list[list[PlacedImage]]:
+        """Return the images of each row's prompt."""
+        return [owner.request.images for owner in self._owners]
 
     def written(self) -> list[NDArray[np.int32]]:
         """Return the tokens of each row without the newest: the tokens with keys and values in the cache."""

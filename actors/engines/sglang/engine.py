@@ -24,6 +24,7 @@ from actors.engines.external.staging import check_fit, shapes_of
 from actors.engines.external.upstream import RefusedError
 from actors.engines.http.access import secret
 from actors.engines.protocol import (
+    NO_IMAGES,
     Completion,
     EngineStatus,
     EngineStoppedError,
@@ -127,6 +128,8 @@ class SglangEngine(ServedEngine):
         size, new = len(request.prompt_ids), request.max_tokens or 1
         if size == 0:
             raise RequestError("prompt: is empty")
+        if request.images:
+            raise RequestError(f"images: {NO_IMAGES.format(engine='sglang')}")
         if request.ignore_eos and request.stop_token_ids:
             raise RequestError("ignore_eos: SGLang ignores stop_token_ids then too; give one of the two")
         check_token_ids("prompt", request.prompt_ids, self._vocab_size)

@@ -34,6 +34,7 @@ from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEng
 from actors.engines.external.staging import check_fit, shapes_of
 from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import (
+    NO_IMAGES,
     Completion,
     EngineStatus,
     EngineStoppedError,
@@ -151,6 +152,8 @@ class VllmEngine(ServedEngine):
         size, new = len(request.prompt_ids), request.max_tokens or 1
         if size == 0:
             raise RequestError("prompt: is empty")
+        if request.images:
+            raise RequestError(f"images: {NO_IMAGES.format(engine='vllm')}")
         for name, tokens in (("prompt", request.prompt_ids), ("logit_bias", request.logit_bias)):
             check_token_ids(name, tokens, self._vocab_size)
         # the server would cut the completion short silently

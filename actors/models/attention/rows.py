@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from actors.models.vision.positions import image_positions
+from actors.models.vision.row_images import PlacedImage, RowImages
+
 Plan = TypeVar("Plan")
 Attention = Callable[..., tuple[Tensor, None]]
 
@@ -58,6 +61,8 @@ class PackedRow:
     has_many_copies: bool = False
     """True if the samples together may have many times the row's tokens: a completion has several samples, or a group's
     prompt counts once in the capacity (`packer.count_prompts`)."""
+    images: RowImages | None = None
+    """Images of the row; None if no sample has any."""
     _plans: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # indices by numpy: nothing to trace
@@ -74,7 +79,10 @@ class PackedRow:
             return self
         if ("padded", size) not in self._plans:
             ids, positions = (nn.functional.pad(x, (0, missing)) for x in (self.token_ids_R, self.position_ids_R))
-            self._plans["padded", size] = PackedRow(ids, positions, self.source_T, self.samples, self.has_many_copies)
+            images = None if self.images is None else self.images.padded(missing)
+            self._plans["padded", size] = PackedRow(
+                ids, positions, self.source_T, self.samples, self.has_many_copies, images
+            )
         return self._plans["padded", size]  # type: ignore[no-any-return]
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
@@ -82,14 +90,15 @@ class PackedRow:
         return indices(array, self.token_ids_R.device)
 
     def forward_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the model's forward."""
+        """Return the arguments of the model's forward; with images inside `vision.row_images.placing`."""
+        more = {} if self.images is None else self.images.forward_arguments()
         return {
             "input_ids": self.token_ids_R[None],
             "position_ids": self.position_ids_R[None],
             "attention_mask": None,  # packed_row says which tokens see each other
             "use_cache": False,  # keys and values are not needed again
             "packed_row": self,
-        }
+        } | more
 
 
 def pack_row(
@@ -99,6 +108,7 @@ def pack_row(
     shared: Sequence[int],
     device: torch.device,
     has_many_copies: bool = False,
+    images: Sequence[Sequence[PlacedImage]] = (),
 ) -> PackedRow:
     """Return the row of a micro-batch.
 
@@ -109,6 +119,8 @@ def pack_row(
         shared: (B,) leading tokens that a sample shares with the sample before it; at most its prompt.
         device: device of the tensors.
         has_many_copies: the samples together may have many times the row's tokens.
+        images: images of each sample in the order of their places, all in the prompts; empty if no sample has any.
+            `vision.row_images.shared_tokens` bounds `shared`.
     """
     row: list[NDArray[np.int32]] = []
     positions, index_of, sources = [], [], []
@@ -130,12 +142,41 @@ def pack_row(
         # the shift by one: a token is predicted by the output before it, the first one by the last prompt token
         sources.append(index[size - 1 :][:num_completion])
     return PackedRow(
+        images=_row_images(images, shared, index_of, end, device) if any(images) else None,
         token_ids_R=indices(np.concatenate(row), device),
         position_ids_R=indices(np.concatenate(positions), device),
         source_T=indices(np.concatenate(sources), device),
         samples=tuple(index_of),
         has_many_copies=has_many_copies,
     )
+
+
+def _row_images(
+    images: Sequence[Sequence[PlacedImage]],
+    shared: Sequence[int],
+    index_of: Sequence[NDArray[np.int64]],
+    num_tokens: int,
+    device: torch.device,
+) -> RowImages:
+    """Return the images of a row.
+
+    Args:
+        images: images of each sample.
+        shared: leading tokens that each sample shares with the sample before it.
+        index_of: row indices of each sample's tokens.
+        num_tokens: tokens of the row.
+        device: device of the tensors.
+    """
+    positions_3R, seen_R = np.zeros((3, num_tokens), np.int64), np.zeros(num_tokens, bool)
+    features = []
+    for own, prefix, index in zip(images, shared, index_of, strict=True):
+        positions_3R[:, index] = image_positions(index.size, [image.span for image in own])
+        for image in own:
+            if image.start >= prefix:  # others are in the row already
+                seen_R[index[image.start : image.span.end]] = True
+                features.append(image.features)
+    seen = torch.from_numpy(seen_R).to(device)
+    return RowImages(torch.from_numpy(positions_3R).to(device), seen, tuple(features))
 
 
 def ends_of(row: PackedRow) -> NDArray[np.int64]:

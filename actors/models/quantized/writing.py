@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from actors.models.quantized.codes import Codes
 from actors.models.quantized.scheme import described
+from actors.models.vision.parts import auto_class, vision_part
 from actors.process.tasks import task
 from schemas.errors import ConfigError
 
@@ -22,7 +23,7 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.js
 
 
 def write_quantized(model: Path, codes: Codes, output: Path) -> tuple[int, int]:
-    """Write a model's folder again with codes for its linear layers, except the output layer.
+    """Write a model's folder again with codes for its linear layers, except the output layer and a vision tower.
 
     Args:
         model: folder of a model for transformers, with safetensors files.
@@ -43,7 +44,7 @@ def write_quantized(model: Path, codes: Codes, output: Path) -> tuple[int, int]:
     if output.resolve() == model.resolve():
         raise ConfigError("--output: is the folder of the model itself; name a new folder")
     config = _described(model)
-    layers = linear_layers(config)
+    layers, rest = linear_layers(config)
     with ExitStack() as stack:
         tensors = _tensors(model, stack)
         taken = {
@@ -70,37 +71,30 @@ def write_quantized(model: Path, codes: Codes, output: Path) -> tuple[int, int]:
         if file.is_file() and not any(file.match(pattern) for pattern in WEIGHTS):
             shutil.copy2(file, output / file.name)
     settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    ignored = sorted(set(layers) - set(taken.values())) + _heads(config)
+    ignored = sorted(set(layers) - set(taken.values())) + rest
     settings["quantization_config"] = described(codes, ignored)
     (output / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return len(taken), sum(tensor.nbytes for tensor in written.values())
 
 
-def linear_layers(config: Any) -> dict[str, int]:
-    """Return the number of inputs of each linear layer of a model but its output layer, by name."""
-    model = _skeleton(config)
-    head = model.get_output_embeddings()
-    return {
-        name: module.in_features
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
-    }
+def linear_layers(config: Any) -> tuple[dict[str, int], list[str]]:
+    """Return the number of inputs of each linear layer of a model's language layers by name, and the names of the rest.
 
-
-def _heads(config: Any) -> list[str]:
-    model = _skeleton(config)
-    head = model.get_output_embeddings()
-    return [name for name, module in model.named_modules() if module is head]
-
-
-def _skeleton(config: Any) -> Any:
+    The rest are the output layer, and the linear layers of a vision tower.
+    """
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        model = auto_class(config).from_config(config)
+    head, tower = model.get_output_embeddings(), vision_part(model)
+    apart = {head, *(tower.modules() if tower is not None else ())}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    layers = {name: module.in_features for name, module in linear.items() if module not in apart}
+    return layers, [name for name in linear if name not in layers]
 
 
 def _described(model: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(model)
+        auto_class(config)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"MODEL: {model} can't be read: {str(error).splitlines()[0]}") from error
     if getattr(config, "quantization_config", None) is not None:

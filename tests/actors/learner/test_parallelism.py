@@ -37,6 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "several_updates": {"num_iterations": 2, "num_minibatches": 2},
     "lora": {"lora": {"rank": 4}, "reference": {"beta": 0.1}, "num_minibatches": 2},
     "bfloat16_lora": {"lora": {"rank": 4}, "dtype": "bfloat16"},
+    "vision": {"family": "qwen3_vl"},
     "checkpointing": {"lora": {"rank": 4}, "model": {"gradient_checkpointing": True}},
     "compiled": {"model": {"compile": True}},
     "untied_decay": {"family": "llama", "optimizer": {"weight_decay": 0.1, "decay_embeddings": False}},

@@ -72,6 +72,22 @@ def test_a_layer_with_a_bias_keeps_it(tmp_path: Path) -> None:
     assert torch.equal(layer.bias, model.get_submodule("model.layers.1.self_attn.k_proj").bias)
 
 
+def test_a_vision_tower_keeps_its_weights(tmp_path: Path) -> None:
+    """Language layers have codes; tower and projector are as in the model."""
+    models.build(tmp_path / "model", "qwen3_vl")
+    quantize(tmp_path / "model", "fp8", tmp_path / "out")
+    before, after = (
+        load_model(config(path), torch.float32, attention="sdpa") for path in (tmp_path / "model", tmp_path / "out")
+    )
+    layers = [name for name, module in after.named_modules() if isinstance(module, QuantizedLinear)]
+    assert layers
+    assert all("language_model" in name for name in layers)
+    vision = {name: tensor for name, tensor in before.state_dict().items() if ".visual." in name}
+    assert vision
+    for name, tensor in vision.items():
+        assert torch.equal(after.state_dict()[name], tensor), name
+
+
 def test_files_of_the_model_travel_along(folder: Path) -> None:
     """Tokenizer and generation settings are copied; config.json names the layers that stay as they are."""
     words = quantize(folder, "nvfp4", folder.parent / "out")

@@ -1,0 +1,1 @@
+"""Models that see images: their parts, images as features, positions of image tokens, and features in packed rows."""

@@ -1,0 +1,144 @@
+"""Prompts with images: the engine's logprobs are the trainer's, whatever runs beside, and across new weights."""
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engines.protocol import Completion, PromptImage, RequestError, SampleRequest
+from actors.learner.learner import TorchLearner
+from actors.models.attention import pack_row
+from actors.models.token_logprobs import TokenLogprobs
+from actors.models.vision.features import FeatureCache
+from actors.models.vision.images import ImageReader
+from actors.models.vision.row_images import PlacedImage
+from tests import models
+from tests.actors.engines.engines import WAIT, MakeEngine, ask, held, load_in_thread, policy, sample
+from tests.actors.learner.steps import random_samples, run_config, step_batch
+from tests.actors.models.vision.seeing import Seen, seen
+from tests.conftest import ModelFolder
+from tests.images import png
+
+LORA = {"rank": 4, "alpha": 8.0}
+SMALL, WIDE, LARGE = png(8, 8), png(16, 40, seed=1), png(48, 32, seed=2)
+PROMPTS: list[list[Any]] = [[1, 5, SMALL, 6, WIDE, 7], [1, 20, 21], [1, LARGE], [1, 5, 6, 7, WIDE]]
+
+
+class Trainer:
+    """Learner with the features of images."""
+
+    def __init__(self, folder: Path, lora: Any = None) -> None:
+        self.config = run_config(folder, lora=lora)
+        self.learner = TorchLearner(self.config)
+        self.reader = ImageReader(self.config.model)
+        self.cache = FeatureCache(self.learner.model, self.reader)
+
+    def prompts(self) -> list[Seen]:
+        """Prompts of the tests."""
+        return [seen(pieces, self.cache, self.reader) for pieces in PROMPTS]
+
+    def logprobs(self, prompts: list[Seen], groups: list[list[Completion]]) -> torch.Tensor:
+        """Logprobs of all completions, in one packed row with shared prompts."""
+        ids: list[int] = []
+        images: list[list[PlacedImage]] = []
+        offsets, sizes, shared, chosen = [0], [], [], []
+        for prompt, group in zip(prompts, groups, strict=True):
+            for number, completion in enumerate(group):
+                ids += prompt.ids + completion.token_ids
+                offsets.append(len(ids))
+                sizes.append(len(prompt.ids))
+                shared.append(len(prompt.ids) if number else 0)
+                images.append(prompt.images)
+                chosen += completion.token_ids
+        row = pack_row(
+            np.array(ids, np.int32), np.array(offsets), np.array(sizes), shared, torch.device("cpu"), images=images
+        )
+        with torch.no_grad():
+            return TokenLogprobs(self.learner.model).of(row, torch.tensor(chosen), None)[0]
+
+
+def request(prompt: Seen, files: list[bytes], **settings: Any) -> SampleRequest:
+    """A request with the images of a prompt."""
+    images = tuple(
+        PromptImage(image.start, image.digest, data) for image, data in zip(prompt.images, files, strict=True)
+    )
+    return replace(ask(prompt.ids, **settings), images=images)
+
+
+def requests(prompts: list[Seen], **settings: Any) -> list[SampleRequest]:
+    """A request for each of PROMPTS."""
+    return [
+        request(prompt, [piece for piece in pieces if isinstance(piece, bytes)], **settings)
+        for prompt, pieces in zip(prompts, PROMPTS, strict=True)
+    ]
+
+
+def of_engine(groups: list[list[Completion]]) -> torch.Tensor:
+    """Logprobs of all completions."""
+    return torch.tensor([logprob for group in groups for c in group for logprob in c.logprobs])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "lora"), [("qwen3_vl", None), ("qwen3_vl", LORA), ("qwen2_5_vl", None)])
+def test_engine_and_trainer_agree_on_prompts_with_images(
+    model_folder: ModelFolder, make_engine: MakeEngine, family: str, lora: Any
+) -> None:
+    """Images of several sizes beside text alone, all running together; as loaded, and after an update."""
+    folder = model_folder(family, eos=models.NEVER)
+    trainer = Trainer(folder, lora)
+    engine = make_engine(family, eos=models.NEVER, lora=lora is not None)
+    prompts = trainer.prompts()
+    for version in range(2):
+        engine.load(policy(version), trainer.learner.weights(), WAIT)
+        groups = sample(engine, *requests(prompts, n=2, max_tokens=9, seed=7))
+        assert all(len(c.token_ids) == 9 for group in groups for c in group)
+        torch.testing.assert_close(of_engine(groups), trainer.logprobs(prompts, groups), rtol=0, atol=1e-5)
+        trainer.learner.step(step_batch(random_samples(), step=version + 1))
+
+
+@pytest.mark.slow
+def test_images_are_computed_again_with_new_weights_between_two_tokens(
+    model_folder: ModelFolder, make_engine: MakeEngine
+) -> None:
+    """Mode `interrupt`: later tokens have the logprobs of the new weights on the whole prompt, images included."""
+    trainer = Trainer(model_folder("qwen3_vl", eos=models.NEVER))
+    engine = make_engine("qwen3_vl", eos=models.NEVER)
+    engine.load(policy(0), trainer.learner.weights(), WAIT)
+    prompt = trainer.prompts()[0]
+    with held(engine, 4, request(prompt, [SMALL, WIDE], max_tokens=9)) as [future]:
+        trainer.learner.step(step_batch(random_samples()))
+        switched = load_in_thread(engine, 1, trainer.learner.weights())
+    [completion] = future.result(WAIT)
+    switched.result(WAIT)
+    [*_, (first, _, version)] = completion.segments
+    assert version == 1
+    found = trainer.logprobs([prompt], [[completion]])
+    torch.testing.assert_close(of_engine([[completion]])[first:], found[first:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_request_with_a_wrong_image_is_refused_and_others_go_on(
+    model_folder: ModelFolder, make_engine: MakeEngine
+) -> None:
+    """No image, an image of another size than its place, and any number of both."""
+    trainer = Trainer(model_folder("qwen3_vl", eos=models.NEVER))
+    engine = make_engine("qwen3_vl", eos=models.NEVER)
+    prompt = trainer.prompts()[2]
+    wrong = [replace(image, data=data) for image in request(prompt, [LARGE]).images for data in (b"hello", SMALL)]
+    wrong = [replace(image, digest=sha256(image.data).hexdigest()) for image in wrong]
+    for _ in range(5):
+        for image, words in zip(wrong, ("are no image", "has 1 tokens, and the prompt has not as many"), strict=True):
+            with pytest.raises(RequestError, match=words):
+                engine.submit(replace(ask(prompt.ids), images=(image,))).result(WAIT)
+    [[completion]] = sample(engine, request(prompt, [LARGE], max_tokens=3))
+    assert len(completion.token_ids) == 3
+
+
+def test_a_model_of_text_alone_refuses_images(make_engine: MakeEngine) -> None:
+    """The message names model.path."""
+    with pytest.raises(RequestError, match=r"images: the model sees none; model\.path"):
+        make_engine().submit(replace(ask([1, 2]), images=(PromptImage(0, "abc", SMALL),)))
