@@ -62,8 +62,10 @@ def encode(message: Message) -> list[bytes | memoryview]:
     frames: list[bytes | memoryview] = [b"", *large.values()]
     if message.texts:
         frames.append(_take_texts_out(header, message.texts))
+    names = [*large, "texts"]
     if blobs := header.get(message.blobs):
         frames += blobs
+        names += [message.blobs] * len(blobs)
         header[message.blobs] = len(blobs)
     # before packing: msgpack would build megabytes for a list that no receiver takes
     for name, value in header.items():
@@ -74,7 +76,7 @@ def encode(message: Message) -> list[bytes | memoryview]:
                 "groups or completions at a time, are needed"
             )
     frames[0] = _local.packer.pack((message.kind, message.version, header))
-    _check_sizes(message, frames, [*large, *(["texts"] if message.texts else []), *(["images"] * len(blobs or ()))])
+    _check_sizes(message, frames, names)
     return frames
 
 
@@ -109,7 +111,8 @@ def decode(
     layout, description = message_type.layout, header.pop(ARRAYS_KEY, None)
     # ledgers of older builds have groups without joined arrays, and with or without a frame of texts
     is_old = isinstance(description, list) and len(description) == 2
-    frames = _put_blobs_back(message_type, header, frames)
+    if message_type.blobs in header:
+        frames = _put_blobs_back(message_type, header, frames)
     end = len(frames)
     if message_type.texts and not (is_old and len(frames) == 1 + len(layout.specs)):
         end = max(1, end - 1)  # the header is no frame of texts
@@ -266,9 +269,7 @@ def _put_texts_back(header: dict[str, Any], names: Sequence[str], frames: Sequen
 
 def _put_blobs_back(message_type: type[Message], header: dict[str, Any], frames: Sequence[Frame]) -> Sequence[Frame]:
     """Replace the number of blobs in the header by the bytes of the last frames; return the frames before these."""
-    number = header.get(message_type.blobs)
-    if number is None:
-        return frames
+    number = header[message_type.blobs]
     if type(number) is not int or not 1 <= number < len(frames):
         raise DecodeError("bad_array", f"{message_type.blobs}: {reprlib.repr(number)} of {len(frames)} frames")
     # copied, since pydantic takes bytes alone
