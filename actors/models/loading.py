@@ -208,8 +208,8 @@ def _quantization(config: ModelConfig, described: Any) -> Any:
         bnb_4bit_quant_type=config.quantization.type,
         bnb_4bit_use_double_quant=config.quantization.double_quant,
         bnb_4bit_compute_dtype=TORCH_DTYPES[config.dtype],
-        # a list replaces transformers' own, which has the output layer
-        llm_int8_skip_modules=[VISION, "lm_head"] if is_vision_language(described) else None,
+        # names from the start, in place of transformers' own list, which has the output layer
+        llm_int8_skip_modules=[f"model.{VISION}", "lm_head"] if is_vision_language(described) else None,
     )
 
 

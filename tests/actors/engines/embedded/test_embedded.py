@@ -236,9 +236,9 @@ def seen_prefills(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     seen: list[list[int]] = []
     original = Decoder.prefill
 
-    def prefill(self: Decoder, sequences: Any, slots: Any) -> Any:
+    def prefill(self: Decoder, sequences: Any, *others: Any) -> Any:
         seen.append([sequence.size for sequence in sequences])
-        return original(self, sequences, slots)
+        return original(self, sequences, *others)
 
     monkeypatch.setattr(Decoder, "prefill", prefill)
     return seen
@@ -551,10 +551,10 @@ def _run_out_of_memory(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Have every prefill with a prompt of so many tokens raise what a device without memory raises."""
     prefill = Decoder.prefill
 
-    def limited(self: Decoder, sequences: Any, slots: Any) -> Any:
+    def limited(self: Decoder, sequences: Any, *others: Any) -> Any:
         if any(sequence.size == at for sequence in sequences):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return prefill(self, sequences, slots)
+        return prefill(self, sequences, *others)
 
     monkeypatch.setattr(Decoder, "prefill", limited)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from actors.engines.embedded.decoder import Decoder
 from actors.engines.protocol import Completion, PromptImage, RequestError, SampleRequest
 from actors.learner.learner import TorchLearner
 from actors.models.attention import pack_row
@@ -16,6 +17,7 @@ from actors.models.token_logprobs import TokenLogprobs
 from actors.models.vision.features import FeatureCache
 from actors.models.vision.images import ImageReader
 from actors.models.vision.row_images import PlacedImage
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, held, load_in_thread, policy, sample
 from tests.actors.learner.steps import random_samples, run_config, step_batch
@@ -31,8 +33,8 @@ PROMPTS: list[list[Any]] = [[1, 5, SMALL, 6, WIDE, 7], [1, 20, 21], [1, LARGE], 
 class Trainer:
     """Learner with the features of images."""
 
-    def __init__(self, folder: Path, lora: Any = None) -> None:
-        self.config = run_config(folder, lora=lora)
+    def __init__(self, folder: Path, lora: Any = None, dtype: str = "float32") -> None:
+        self.config = run_config(folder, dtype, lora)
         self.learner = TorchLearner(self.config)
         self.reader = ImageReader(self.config.model)
         self.cache = FeatureCache(self.learner.model, self.reader)
@@ -98,6 +100,19 @@ def test_engine_and_trainer_agree_on_prompts_with_images(
         assert all(len(c.token_ids) == 9 for group in groups for c in group)
         torch.testing.assert_close(of_engine(groups), trainer.logprobs(prompts, groups), rtol=0, atol=1e-5)
         trainer.learner.step(step_batch(random_samples(), step=version + 1))
+
+
+@pytest.mark.parametrize(("lora", "dtype"), [(None, "float32"), (None, "bfloat16"), (LORA, "bfloat16")])
+def test_features_have_the_same_bits_in_trainer_and_engine(model_folder: ModelFolder, lora: Any, dtype: str) -> None:
+    """With float32 masters, and under the autocast of adapters, in which a tower would compute otherwise."""
+    trainer = Trainer(model_folder("qwen3_vl"), lora, dtype)
+    decoder = Decoder(trainer.config.model, EmbeddedEngineConfig(type="embedded"))
+    with torch.autocast("cpu", torch.bfloat16, enabled=lora is not None):
+        ours = trainer.cache.of("wide", WIDE)
+    theirs = decoder.place(0, "wide", WIDE).features
+    assert ours.tokens_ND.dtype == getattr(torch, dtype)
+    for one, other in zip((ours.tokens_ND, *ours.layers_ND), (theirs.tokens_ND, *theirs.layers_ND), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.slow

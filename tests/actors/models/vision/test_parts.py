@@ -101,6 +101,28 @@ def test_adapters_leave_the_tower_out(model_folder: ModelFolder) -> None:
         assert not any(VISION in name for name in names)
 
 
+def test_a_quantised_model_keeps_its_tower(tmp_path: Path) -> None:
+    """All linear layers of the language are of four bits, but the output layer; features of images stay exact."""
+    pytest.importorskip("bitsandbytes", reason="not run: pip install 'grpo-actors[bnb]'")
+    config: Any = models.seeing_config("qwen3_vl")
+    # multiples of 64, which bitsandbytes needs on a CPU
+    wide = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    for key, value in wide.items():
+        setattr(config.text_config, key, value)
+    config.text_config.rope_parameters["mrope_section"] = [4, 2, 2]
+    config.vision_config.out_hidden_size = 64
+    models.auto_class("qwen3_vl").from_config(config).save_pretrained(tmp_path)
+    keys = {"path": str(tmp_path), "device": "cpu", "dtype": "float32", "lora": {}, "quantization": {"type": "nf4"}}
+    loaded = loading.load_model(ModelConfig.model_validate(keys), torch.float32)
+    kinds = {name: type(module).__name__ for name, module in loaded.named_modules()}
+    linear = {name for name, kind in kinds.items() if kind in ("Linear", "Linear4bit")}
+    exact = {name for name in linear if f".{VISION}." in name} | {"lm_head"}
+    assert {name for name in linear if kinds[name] == "Linear"} == exact
+    row = pack_row(np.array([1, 5, 6], np.int32), np.array([0, 3]), np.array([2]), [0], torch.device("cpu"))
+    with torch.no_grad():
+        assert bool(torch.isfinite(loaded(**row.forward_arguments()).logits).all())
+
+
 def test_a_part_of_the_tower_trained_as_a_whole_is_refused_by_key(model_folder: ModelFolder) -> None:
     """The message names the module."""
     lora = LoraConfig(rank=4, modules_to_save=["merger"])
