@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     arguments = parse(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
-    from actors.ops.task_lines import tasks_on
+    from actors.ops.screens.task_lines import tasks_on
     from schemas.errors import ConfigError
 
     # an actor tells its log

@@ -3,7 +3,7 @@
 import io
 import time
 
-from actors.ops.task_lines import Bars, TextLines
+from actors.ops.screens.task_lines import Bars, TextLines
 from actors.process.tasks import Task
 
 
