@@ -13,6 +13,7 @@ from pathlib import Path
 
 from actors.datasets.base import Example, why_not_sendable
 from actors.datasets.images import ImageSource
+from actors.datasets.readers import TOLD_BYTES
 from actors.datasets.rows import PromptKeys, to_example
 from actors.process.tasks import task
 from schemas.config.data import JsonlConfig, Split
@@ -101,7 +102,8 @@ class Jsonl:
                             self._check_row(line, number)
                         self._offsets.append(position)
                     position += len(line)
-                    reading.advance(len(line))
+                    if position - reading.done >= TOLD_BYTES:
+                        reading.reach(position)
         except OSError as error:
             raise ConfigError(f"environments[].{self.key}: {path} can't be read: {error.strerror}") from None
         if not self._offsets:
