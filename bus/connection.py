@@ -106,7 +106,8 @@ class Connection:
 
         The kernel reuses numbers of descriptors, also between libzmq's accept and the arrival of the monitor's event.
         """
-        return _ends(borrowed) == self.ends and (not port or borrowed.getsockname()[1] == port)
+        local, _ = ends = _ends(borrowed)
+        return ends == self.ends and (not port or (isinstance(local, tuple) and local[1] == port))
 
 
 @contextlib.contextmanager

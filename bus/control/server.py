@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bus import codec, threads
 from bus.connection import LOOK_MILLISECONDS
+from bus.control.repeats import Repeats
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
 from bus.encryption import keys_for, secure_server
@@ -41,7 +42,7 @@ log = structlog.get_logger("bus")
 
 PUSH_INTERVAL_SECONDS = 0.02
 """Seconds between two directives pushed to the same peer."""
-GATHER_SECONDS_PER_PEER, GATHER_SECONDS = 2e-5, 0.02
+GATHER_SECONDS_PER_PEER, GATHER_SECONDS = 4e-5, 0.04
 """Seconds that the server waits for further heartbeats, per peer and at most: a turn of the loop costs as much as
 several heartbeats."""
 SLICE_SECONDS = 0.02
@@ -152,6 +153,7 @@ class ControlServer:
         self._unread = 0
         """Messages read since the socket was last known to be read to the end."""
         self._probes: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._repeats = Repeats()
         self._latest: dict[bytes, Told] = {}
         """Newest directive, by identity."""
         self._table = Table()
@@ -247,9 +249,11 @@ class ControlServer:
         while not self._stopping:
             threads.mark("control.server")
             ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
-            time.sleep(min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER))
             if self._waker.receiver in ready:
+                # published directives wait for nothing: the round has gathered already
                 self._waker.clear()
+            else:
+                time.sleep(min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER))
             while not self._probes.empty():
                 identity = self._probes.get_nowait()
                 if not self._send(identity):
@@ -347,6 +351,7 @@ class ControlServer:
                 # a peer that is gone for good would otherwise stay in these tables for the rest of the run
                 self._latest.pop(identity, None)
                 self._table_of.pop(identity, None)
+                self._repeats.forget(identity)
                 self._last_push.pop(identity, None)
                 self._to_push.discard(identity)
                 continue
@@ -398,14 +403,14 @@ class ControlServer:
         for frames in waiting(self._socket, MAX_IN_A_ROW):
             count += 1
             self._gate.took(frames[-1])
+            identity = frames[0].bytes
             try:
-                message = codec.decode(frames[1:], limits.CONTROL_HEADER_BYTES)
+                message = self._repeats.decode(identity, frames[1:])
             except DecodeError as error:
                 drop(self.counts, error, peer_of(frames[0]))
                 continue
             self.counts.add(codec.num_bytes(frames))
             if isinstance(message, Heartbeat):
-                identity = frames[0].bytes
                 self._table_of[identity] = message.neighbours
                 self._on_heartbeat(identity, message)
                 self._send(identity)
