@@ -21,6 +21,8 @@ MAX_REMEMBERED = 10_000
 """Largest number of peers whose newest heartbeat is kept; the longest unchanged are forgotten first."""
 _NUMBER = b"sequence"
 """Name of the field with the number."""
+_LENGTHS = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+"""Bytes of an unsigned integer of msgpack by its first byte, this one included."""
 
 
 class Known(NamedTuple):
@@ -29,6 +31,10 @@ class Known(NamedTuple):
     heartbeat: Heartbeat
     head: bytes
     tail: bytes
+    start: int
+    """Bytes of the head."""
+    length: int
+    """Bytes of the tail."""
 
 
 class Repeats:
@@ -50,9 +56,9 @@ class Repeats:
         """
         known = self._known.get(identity)
         frame = frames[0].bytes if len(frames) == 1 and len(frames[0]) <= KEPT_BYTES else b""
-        if known is not None and frame.startswith(known.head):
-            number, end = _number(frame, len(known.head))
-            if end and len(frame) - end == len(known.tail) and frame.endswith(known.tail):
+        if known is not None and frame.startswith(known.head) and frame.endswith(known.tail):
+            number = _number(frame[known.start : len(frame) - known.length])
+            if number is not None:
                 return known.heartbeat.numbered(number)
         message = codec.decode(frames, limits.CONTROL_HEADER_BYTES)
         self._known.pop(identity, None)
@@ -67,11 +73,14 @@ class Repeats:
     def _keep(self, identity: bytes, frame: bytes, message: Heartbeat, before: Known | None) -> None:
         # the bytes in front of the number name run, sender and process, which rarely change
         head = before.head if before is not None and frame.startswith(before.head) else _head(message)
-        number, end = _number(frame, len(head)) if frame.startswith(head) else (-1, 0)
-        # msgpack takes the last of two equal keys: a number further behind would be the one that counts
-        if not end or number != message.sequence or _NUMBER in frame[end:]:
+        if not frame.startswith(head):
             return
-        self._known[identity] = Known(message, head, frame[end:])
+        start = len(head)
+        tail = frame[start + _LENGTHS.get(frame[start], 1) :]
+        # msgpack takes the last of two equal keys: a number further behind would be the one that counts
+        if _number(frame[start : len(frame) - len(tail)]) != message.sequence or _NUMBER in tail:
+            return
+        self._known[identity] = Known(message, head, tail, start, len(tail))
         if len(self._known) > MAX_REMEMBERED:
             del self._known[next(iter(self._known))]
 
@@ -86,13 +95,9 @@ def _head(message: Heartbeat) -> bytes:
     return b"".join([*parts, packer.pack(_NUMBER.decode())])
 
 
-def _number(frame: bytes, start: int) -> tuple[int, int]:
-    """Return msgpack's unsigned integer at a place of a frame, and the place behind it; (0, 0) for anything else."""
-    first = frame[start] if start < len(frame) else 0xC0
-    if first < 0x80:
-        return first, start + 1
-    if not 0xCC <= first <= 0xCF:
-        return 0, 0
-    # 0xcc to 0xcf: 1, 2, 4 or 8 bytes, the highest first
-    end = start + 1 + (1 << first - 0xCC)
-    return (int.from_bytes(frame[start + 1 : end], "big"), end) if end <= len(frame) else (0, 0)
+def _number(data: bytes) -> int | None:
+    """Return the unsigned integer that these bytes are in msgpack; None for anything else."""
+    if len(data) == 1 and data[0] < 0x80:
+        return data[0]
+    # the highest byte first
+    return int.from_bytes(data[1:], "big") if data and _LENGTHS.get(data[0]) == len(data) else None

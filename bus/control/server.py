@@ -34,6 +34,7 @@ from bus.sockets import MAX_IN_A_ROW, drop, peer_of, send_frames, waiting
 from bus.topology import CLOSE_LINGER_MILLISECONDS, CONTROL_HWM, PLAIN, milliseconds, prepare
 from bus.unfinished import guard, port_of
 from schemas import limits
+from schemas.arrays import SMALL_BYTES, wire_bytes
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError, MessageTooLargeError
 from schemas.messages import Directive, Heartbeat, Neighbours
@@ -66,11 +67,15 @@ class Table:
     name: str = ""
     frames: list[bytes] = field(default_factory=list)
     loads: bytes = b""
-    """Newest frame of the array `Message.loads`: the last frame of the directives that name the table."""
+    """Newest bytes of the array `Message.loads`, which the directives that name the table end with."""
+    loads_bytes: int = 0
+    """Bytes of that array, without those that fill it up."""
+    place: int = 0
+    """Frame of these directives that ends with the loads: the header, or the last one if the loads are large."""
 
 
 class Told(NamedTuple):
-    """An encoded directive, and the table that it names, if any: then without the frame of loads."""
+    """An encoded directive, and the table that it names, if any: then without the loads."""
 
     frames: list[bytes]
     table: Table | None
@@ -81,7 +86,11 @@ class Told(NamedTuple):
 
     def newest(self) -> list[bytes]:
         """Return the frames, with the newest loads."""
-        return self.frames if self.table is None else [*self.frames, self.table.loads]
+        if self.table is None:
+            return self.frames
+        frames = self.frames.copy()
+        frames[self.table.place] += self.table.loads
+        return frames
 
 
 class ControlServer:
@@ -385,7 +394,12 @@ class ControlServer:
             self._table = Table(neighbours.table, _copied(codec.encode(neighbours)))
         frames = _copied(codec.encode(directive))
         if neighbours is not None:
-            self._table.loads = frames.pop()
+            # the same length, and so the same place, in all directives with this table
+            loads = getattr(directive, directive.loads)
+            table, place = self._table, 0 if loads.nbytes <= SMALL_BYTES else -1
+            table.loads, table.loads_bytes, table.place = wire_bytes(loads), loads.nbytes, place
+            assert frames[place].endswith(table.loads), f"a {directive.kind} does not end with its loads"
+            frames[place] = frames[place].removesuffix(table.loads)
         told = Told(frames, None if neighbours is None else self._table)
         self._encoded.append((directive, told))
         return told
@@ -395,8 +409,8 @@ class ControlServer:
         with self._lock:
             loads, self._loads = self._loads, None
         # of another length if a directive with another table is still to be encoded
-        if loads is not None and loads.nbytes == len(self._table.loads):
-            self._table.loads = loads.tobytes()
+        if loads is not None and loads.nbytes == self._table.loads_bytes:
+            self._table.loads = wire_bytes(loads)
 
     def _read_heartbeats(self) -> None:
         count, sweep = 0, self._gate.sweep

@@ -387,7 +387,7 @@ class RolloutDirective(Directive):
     """Directive for a rollout actor: new tickets, engines and reward actors to use, and groups to release."""
 
     kind: ClassVar[str] = "rollout_directive"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     apart: ClassVar[str] = "neighbours"
     loads: ClassVar[str] = "neighbour_loads"
 
