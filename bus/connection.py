@@ -30,6 +30,8 @@ class Connection:
     descriptor: int
     ends: tuple[object, object]
     """Local and remote address, read when the connection was accepted."""
+    family: int = -1
+    """Family of the addresses; −1: unknown, to be asked at each look."""
     received: int = 0
     """Bytes read by libzmq since the connection was accepted, as of the last look."""
     whole: int = 0
@@ -50,7 +52,7 @@ class Connection:
             OSError: the connection is closed already.
         """
         with _borrowed(descriptor) as borrowed:
-            return cls(descriptor, _ends(borrowed))
+            return cls(descriptor, _ends(borrowed), borrowed.family)
 
     @property
     def unfinished(self) -> int:
@@ -74,7 +76,7 @@ class Connection:
                 all bytes so far count as finished.
         """
         received: int | None = None
-        with contextlib.suppress(OSError), _borrowed(self.descriptor) as borrowed:
+        with contextlib.suppress(OSError), _borrowed(self.descriptor, self.family) as borrowed:
             if self._is_behind(borrowed, port):
                 info = borrowed.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _RECEIVED_AT + 8)
                 # the buffer is asked second: bytes that come in between are subtracted, and count at the next look
@@ -94,7 +96,7 @@ class Connection:
     def shut(self, port: int) -> None:
         """Reset the connection; libzmq then closes its end and frees the frames of the unfinished message."""
         self.is_shut = True
-        with contextlib.suppress(OSError), _borrowed(self.descriptor) as borrowed:
+        with contextlib.suppress(OSError), _borrowed(self.descriptor, self.family) as borrowed:
             if self._is_behind(borrowed, port):
                 # linger 0: on close, bytes on their way are answered by a reset instead of acknowledged for a minute
                 borrowed.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
@@ -106,13 +108,19 @@ class Connection:
 
         The kernel reuses numbers of descriptors, also between libzmq's accept and the arrival of the monitor's event.
         """
-        return _ends(borrowed) == self.ends and (not port or borrowed.getsockname()[1] == port)
+        local, _ = ends = _ends(borrowed)
+        return ends == self.ends and (not port or (isinstance(local, tuple) and local[1] == port))
 
 
 @contextlib.contextmanager
-def _borrowed(descriptor: int) -> Iterator[sockets.socket]:
-    """Yield a Python socket on libzmq's own descriptor. No copy is made: a process may have no descriptors left."""
-    connection = sockets.socket(fileno=descriptor)
+def _borrowed(descriptor: int, family: int = -1) -> Iterator[sockets.socket]:
+    """Yield a Python socket on libzmq's own descriptor. No copy is made: a process may have no descriptors left.
+
+    Args:
+        descriptor: the descriptor.
+        family: family of the socket's addresses; −1: unknown. Each unknown property takes a call of the kernel.
+    """
+    connection = sockets.socket(family, sockets.SOCK_STREAM, sockets.IPPROTO_TCP, fileno=descriptor)
     try:
         yield connection
     finally:

@@ -61,11 +61,10 @@ class ArrayLayout:
 
     Args:
         specs: declarations by name.
-        alone: name of an array that has a frame of its own at any size.
     """
 
-    def __init__(self, specs: dict[str, ArraySpec], alone: str = "") -> None:
-        self.specs, self._alone = specs, alone
+    def __init__(self, specs: dict[str, ArraySpec]) -> None:
+        self.specs = specs
         self.text = " ".join(f"{name}:{spec.dtype_name}[{','.join(spec.axes)}]" for name, spec in specs.items())
         axes = [(name, i, *axis) for name, spec in specs.items() for i, axis in enumerate(spec.plan)]
         self._sizes = list(dict.fromkeys(axis for _, _, axis, _ in axes if axis is not None))
@@ -101,11 +100,8 @@ class ArrayLayout:
             if array.nbytes > SMALL_BYTES:
                 # a view as flat bytes, which needs contiguous memory
                 frames[name] = np.ascontiguousarray(array).data.cast("B")
-            elif name == self._alone:
-                frames[name] = array.tobytes()
             else:
-                joined += array.tobytes()
-                joined += bytes(-len(joined) % ALIGNMENT)
+                joined += wire_bytes(array)
         return joined, frames
 
     def open(self, sizes: list[int], joined: bytes | None, frames: Sequence[Any]) -> dict[str, NDArray[Any]]:
@@ -131,7 +127,7 @@ class ArrayLayout:
             for place, constant in plan[1:]:
                 num *= lengths[place] + constant
             num_bytes = num * dtype.itemsize
-            if joined is not None and num_bytes <= SMALL_BYTES and name != self._alone:
+            if joined is not None and num_bytes <= SMALL_BYTES:
                 array = np.frombuffer(joined, dtype, num, start)
                 start += num_bytes + -num_bytes % ALIGNMENT
             else:
@@ -177,6 +173,12 @@ class ArrayLayout:
                 if size < 0 or sizes.setdefault(axis, size) != size:
                     elsewhere = f"; {axis} is {sizes[axis]} elsewhere" if axis is not None and axis in sizes else ""
                     raise ValueError(f"{name}: shape {array.shape}, declared axes ({', '.join(spec.axes)}){elsewhere}")
+
+
+def wire_bytes(array: NDArray[Any]) -> bytes:
+    """Return the bytes of an array as a message has them: those of a small one filled up to a multiple of ALIGNMENT."""
+    data = array.tobytes()
+    return data + bytes(-len(data) % ALIGNMENT) if len(data) <= SMALL_BYTES else data
 
 
 def check_starts(name: str, starts: NDArray[np.int64], end: int) -> None:

@@ -49,7 +49,10 @@ DESCRIPTORS = 1 << 20
 """Descriptors to which a process raises its soft limit, if the hard limit allows as many."""
 SOCKETS = 65_535
 """Sockets of a ZeroMQ context; libzmq accepts no larger number."""
-OWN_DESCRIPTORS, DESCRIPTORS_PER_PEER, DESCRIPTORS_PER_PEER_WITH_KEYS = 256, 3, 6
+OWN_DESCRIPTORS, DESCRIPTORS_PER_PEER = 256, 2
+"""Descriptors of an actor without peers, and for each peer that connects to it."""
+DESCRIPTORS_PER_SOCKET, DESCRIPTORS_PER_SOCKET_WITH_KEYS = 3, 6
+"""Descriptors for each socket that connects to a peer, one spare included; with keys the socket has a monitor."""
 
 # --- HTTP: completions and metrics ---
 

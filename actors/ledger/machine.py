@@ -422,7 +422,7 @@ class Machine:
 
         Trainers and screens are few, and what they are told changes without them.
         """
-        if isinstance(heartbeat, TrainerHeartbeat | ObserverHeartbeat):
+        if isinstance(heartbeat, (TrainerHeartbeat, ObserverHeartbeat)):
             return False
         return heartbeat.repeats(self.peers.heartbeat_of(identity)) and self.is_idle(identity)
 

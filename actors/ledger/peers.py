@@ -185,6 +185,11 @@ class Peers:
         )
 
     @property
+    def by_type(self) -> dict[type[Heartbeat], Mapping[str, Heartbeat]]:
+        """Newest heartbeats of the live peers of each kind that has any, by identity."""
+        return {kind: found for kind, found in self._by_type.items() if found}
+
+    @property
     def num_live(self) -> int:
         """Number of live peers."""
         return len(self._heartbeats)

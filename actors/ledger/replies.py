@@ -223,7 +223,4 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
 
 def heartbeats_by_role(machine: Machine) -> dict[str, list[Heartbeat]]:
     """Return the newest heartbeats of live peers by role (`rollout`, `reward`, …), for progress and metrics."""
-    roles: dict[str, list[Heartbeat]] = {}
-    for heartbeat in machine.peers.all(Heartbeat).values():
-        roles.setdefault(heartbeat.kind.removesuffix("_heartbeat"), []).append(heartbeat)
-    return roles
+    return {kind.kind.removesuffix("_heartbeat"): list(found.values()) for kind, found in machine.peers.by_type.items()}

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from actors.ledger.payload_files import Place
 from schemas.messages import Heartbeat, InferenceHeartbeat, Message, RewardHeartbeat, RolloutHeartbeat
@@ -15,8 +16,7 @@ MAX_REMEMBERED = 10_000
 """Greatest number of processes whose newest heartbeat is remembered."""
 
 
-@dataclass(frozen=True)
-class BeatHeard:
+class BeatHeard(NamedTuple):
     """A heartbeat, as read by the control server's thread."""
 
     identity: str

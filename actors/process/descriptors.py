@@ -37,11 +37,14 @@ def raise_limits(config: RunConfig) -> None:
 def needed(config: RunConfig) -> int:
     """Return the number of open files that an actor of this run may need, own files and connections to all peers.
 
-    With keys each connection takes three: a socket, the socket's monitor, and the monitor's other end.
+    A bound socket has one for each peer, and no actor has more than two that all peers of a kind connect to. A socket
+    of its own goes to each reward actor (from rollout actors) and to each rank (from the packer). With keys such a
+    socket has a monitor too, with both of its ends.
     """
-    peers = config.trainer.num_ranks + config.up.inference + config.up.reward + config.up.rollout
-    per_peer = limits.DESCRIPTORS_PER_PEER_WITH_KEYS if config.bus.keys else limits.DESCRIPTORS_PER_PEER
-    return limits.OWN_DESCRIPTORS + per_peer * peers
+    connected_to = config.trainer.num_ranks + config.up.reward
+    peers = connected_to + config.up.inference + config.up.rollout
+    per_socket = limits.DESCRIPTORS_PER_SOCKET_WITH_KEYS if config.bus.keys else limits.DESCRIPTORS_PER_SOCKET
+    return limits.OWN_DESCRIPTORS + limits.DESCRIPTORS_PER_PEER * peers + per_socket * connected_to
 
 
 def problem_of(config: RunConfig, allowed: int) -> str:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from bus import codec, threads
 from bus.connection import LOOK_MILLISECONDS
+from bus.control.repeats import Repeats
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
 from bus.encryption import keys_for, secure_server
@@ -33,6 +34,7 @@ from bus.sockets import MAX_IN_A_ROW, drop, peer_of, send_frames, waiting
 from bus.topology import CLOSE_LINGER_MILLISECONDS, CONTROL_HWM, PLAIN, milliseconds, prepare
 from bus.unfinished import guard, port_of
 from schemas import limits
+from schemas.arrays import SMALL_BYTES, wire_bytes
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError, MessageTooLargeError
 from schemas.messages import Directive, Heartbeat, Neighbours
@@ -41,7 +43,7 @@ log = structlog.get_logger("bus")
 
 PUSH_INTERVAL_SECONDS = 0.02
 """Seconds between two directives pushed to the same peer."""
-GATHER_SECONDS_PER_PEER, GATHER_SECONDS = 2e-5, 0.02
+GATHER_SECONDS_PER_PEER, GATHER_SECONDS = 4e-5, 0.04
 """Seconds that the server waits for further heartbeats, per peer and at most: a turn of the loop costs as much as
 several heartbeats."""
 SLICE_SECONDS = 0.02
@@ -65,11 +67,15 @@ class Table:
     name: str = ""
     frames: list[bytes] = field(default_factory=list)
     loads: bytes = b""
-    """Newest frame of the array `Message.loads`: the last frame of the directives that name the table."""
+    """Newest bytes of the array `Message.loads`, which the directives that name the table end with."""
+    loads_bytes: int = 0
+    """Bytes of that array, without those that fill it up."""
+    place: int = 0
+    """Frame of these directives that ends with the loads: the header, or the last one if the loads are large."""
 
 
 class Told(NamedTuple):
-    """An encoded directive, and the table that it names, if any: then without the frame of loads."""
+    """An encoded directive, and the table that it names, if any: then without the loads."""
 
     frames: list[bytes]
     table: Table | None
@@ -80,7 +86,11 @@ class Told(NamedTuple):
 
     def newest(self) -> list[bytes]:
         """Return the frames, with the newest loads."""
-        return self.frames if self.table is None else [*self.frames, self.table.loads]
+        if self.table is None:
+            return self.frames
+        frames = self.frames.copy()
+        frames[self.table.place] += self.table.loads
+        return frames
 
 
 class ControlServer:
@@ -152,6 +162,7 @@ class ControlServer:
         self._unread = 0
         """Messages read since the socket was last known to be read to the end."""
         self._probes: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._repeats = Repeats()
         self._latest: dict[bytes, Told] = {}
         """Newest directive, by identity."""
         self._table = Table()
@@ -247,9 +258,11 @@ class ControlServer:
         while not self._stopping:
             threads.mark("control.server")
             ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
-            time.sleep(min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER))
             if self._waker.receiver in ready:
+                # published directives wait for nothing: the round has gathered already
                 self._waker.clear()
+            else:
+                time.sleep(min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER))
             while not self._probes.empty():
                 identity = self._probes.get_nowait()
                 if not self._send(identity):
@@ -347,6 +360,7 @@ class ControlServer:
                 # a peer that is gone for good would otherwise stay in these tables for the rest of the run
                 self._latest.pop(identity, None)
                 self._table_of.pop(identity, None)
+                self._repeats.forget(identity)
                 self._last_push.pop(identity, None)
                 self._to_push.discard(identity)
                 continue
@@ -380,7 +394,12 @@ class ControlServer:
             self._table = Table(neighbours.table, _copied(codec.encode(neighbours)))
         frames = _copied(codec.encode(directive))
         if neighbours is not None:
-            self._table.loads = frames.pop()
+            # the same length, and so the same place, in all directives with this table
+            loads = getattr(directive, directive.loads)
+            table, place = self._table, 0 if loads.nbytes <= SMALL_BYTES else -1
+            table.loads, table.loads_bytes, table.place = wire_bytes(loads), loads.nbytes, place
+            assert frames[place].endswith(table.loads), f"a {directive.kind} does not end with its loads"
+            frames[place] = frames[place].removesuffix(table.loads)
         told = Told(frames, None if neighbours is None else self._table)
         self._encoded.append((directive, told))
         return told
@@ -390,22 +409,22 @@ class ControlServer:
         with self._lock:
             loads, self._loads = self._loads, None
         # of another length if a directive with another table is still to be encoded
-        if loads is not None and loads.nbytes == len(self._table.loads):
-            self._table.loads = loads.tobytes()
+        if loads is not None and loads.nbytes == self._table.loads_bytes:
+            self._table.loads = wire_bytes(loads)
 
     def _read_heartbeats(self) -> None:
         count, sweep = 0, self._gate.sweep
         for frames in waiting(self._socket, MAX_IN_A_ROW):
             count += 1
             self._gate.took(frames[-1])
+            identity = frames[0].bytes
             try:
-                message = codec.decode(frames[1:], limits.CONTROL_HEADER_BYTES)
+                message = self._repeats.decode(identity, frames[1:])
             except DecodeError as error:
                 drop(self.counts, error, peer_of(frames[0]))
                 continue
             self.counts.add(codec.num_bytes(frames))
             if isinstance(message, Heartbeat):
-                identity = frames[0].bytes
                 self._table_of[identity] = message.neighbours
                 self._on_heartbeat(identity, message)
                 self._send(identity)

@@ -103,7 +103,8 @@ class Message(Frozen):
     """Name of the field with a `Neighbours`, which is sent as a message of its own; the header has only its name."""
     loads: ClassVar[str] = ""
     """Name of the array that is equal for all receivers with the same `apart`, and changes all the time: a change of
-    it alone is not sent at once, and each answer has the newest one. It is the last array, in a frame of its own."""
+    it alone is not sent at once, and each answer has the newest one. It is the last array: the end of the header, or
+    the last frame."""
 
     run: str
     """Random id of the run, created with its ledger. Empty in messages of a peer that has not received it yet."""
@@ -113,8 +114,8 @@ class Message(Frozen):
         """Set `layout` and `header_keys` of the subclass from its fields."""
         fields = cls.model_fields.items()
         specs = {n: spec for n, f in fields for spec in f.metadata if isinstance(spec, ArraySpec)}
-        cls.layout = ArrayLayout(specs, alone=cls.loads)
-        assert not cls.loads or (cls.loads == [*specs][-1] and not cls.texts), "loads must be in the last frame"
+        cls.layout = ArrayLayout(specs)
+        assert not cls.loads or (cls.loads == [*specs][-1] and not cls.texts), "loads must be the end of a frame"
         cls.header_keys = frozenset([*cls.model_fields, ARRAYS_KEY]) - cls.layout.specs.keys()
 
     def model_post_init(self, context: Any) -> None:

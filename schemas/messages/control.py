@@ -5,9 +5,8 @@ Both carry absolute values only, so that any single message may be lost: the nex
 """
 
 import hashlib
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import Field
 
 from schemas import arrays, limits
@@ -252,6 +251,16 @@ class Heartbeat(Message):
     counters: ClassVar[frozenset[str]] = frozenset({"task"})
     """Fields that change all the time, for which the packer need not be woken."""
 
+    def numbered(self, sequence: int) -> Self:
+        """Return this heartbeat with another number. All other values are the same objects."""
+        # a third of the time of `model_copy`; a message has neither extra nor private values
+        other = self.__class__.__new__(self.__class__)
+        object.__setattr__(other, "__dict__", self.__dict__ | {"sequence": sequence})
+        object.__setattr__(other, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        object.__setattr__(other, "__pydantic_extra__", None)
+        object.__setattr__(other, "__pydantic_private__", None)
+        return other
+
     def repeats(self, earlier: "Heartbeat | None", but: frozenset[str] = frozenset()) -> bool:
         """Return whether this heartbeat says what an earlier one of the same process said.
 
@@ -261,15 +270,14 @@ class Heartbeat(Message):
         """
         if type(earlier) is not type(self):
             return False
-        before = earlier.__dict__
+        before, arrays = earlier.__dict__, self.layout.specs
         for name, value in self.__dict__.items():
             known = before[name]
-            if value is known or name == "sequence" or name in but:
-                continue
-            if isinstance(value, np.ndarray):
+            if name in arrays:
+                # also if both are the same object, as after `numbered`
                 if value.size or known.size:
                     return False
-            elif value != known:
+            elif value is not known and name != "sequence" and name not in but and value != known:
                 return False
         return True
 
@@ -396,7 +404,7 @@ class RolloutDirective(Directive):
     """Directive for a rollout actor: new tickets, engines and reward actors to use, and groups to release."""
 
     kind: ClassVar[str] = "rollout_directive"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     apart: ClassVar[str] = "neighbours"
     loads: ClassVar[str] = "neighbour_loads"
 

@@ -835,3 +835,27 @@ def test_a_table_of_another_run_is_dropped(address: Place, closing: ExitStack) -
     actor.client._keep(foreign)
     assert actor.client.counts.dropped["foreign_run"] == 1
     assert not actor.client._tables
+
+
+@pytest.mark.parametrize("number", [0, 3, 2100])
+def test_loads_end_the_directive_whatever_their_number(address: Place, closing: ExitStack, number: int) -> None:
+    """Few are in the header, filled up to 8 bytes, many in a frame behind it. Loads of another number are not taken."""
+    one = NEIGHBOURS.engines[0]
+    table = Neighbours.of("r1", [one.model_copy(update={"name": f"inference-{n}"}) for n in range(number)], [])
+    changes = {
+        "neighbours": table,
+        "engine_policies": np.full(number, -1, np.int8),
+        "open_rewards": np.zeros(0, np.uint8),
+        "neighbour_loads": np.arange(number, dtype=np.int16),
+    }
+    packer, peer = Packer(closing, address), _dealer(closing, address)
+    peer.send_multipart(_rollout_beat(table.table, 1))
+    _until(lambda: packer.heard)
+    packer.server.publish({ME: _for_rollout().model_copy(update=changes)})
+    assert _answer(peer, table)[1].neighbour_loads.tolist() == list(range(number))
+    for sequence, loads in ((2, np.arange(number, dtype=np.int16) + 7), (3, np.zeros(number + 1, np.int16))):
+        packer.server.publish({}, loads=loads)
+        packer.server.publish({b"other/b": _directive(sequence)})
+        _until(lambda: not packer.server.num_unencoded and packer.server._loads is None)
+        peer.send_multipart(_rollout_beat(table.table, sequence))
+        assert _answer(peer, table)[1].neighbour_loads.tolist() == [7 + n for n in range(number)]

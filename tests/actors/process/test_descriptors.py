@@ -37,16 +37,16 @@ def test_soft_limit_becomes_the_hard_one_and_sockets_follow() -> None:
 
 @pytest.mark.parametrize("keys", ["", "keys"])
 def test_too_few_for_the_configured_peers_is_said_with_both_numbers(tmp_path: Path, keys: str) -> None:
-    """A rollout with keys has three sockets for each reward actor."""
+    """A rollout actor has a socket for each reward actor; with keys also the socket's monitor, with both ends."""
     config = ring_config(tmp_path)
     config = config.model_copy(
         update={
-            "up": config.up.model_copy(update={"rollout": 400}),
+            "up": config.up.model_copy(update={"reward": 400}),
             "bus": config.bus.model_copy(update={"keys": keys}),
         }
     )
     wanted = needed(config)
-    assert wanted > (2400 if keys else 1200)
+    assert wanted > (3200 if keys else 2000)
     problem = problem_of(config, 1024)
     assert "may have 1024 open files and sockets (ulimit -n)" in problem
     assert f"up to {wanted}" in problem
