@@ -349,7 +349,10 @@ def make_publisher(config: RunConfig) -> "WeightPublisher":
         from bus.weights.rendezvous import RendezvousPublisher
 
         settings = config.weights
-        return RendezvousPublisher(reachable_host(config), settings.bucket_bytes, settings.keep, settings.timeout)
+        listen = config.bus.host if config.bus.control.startswith("tcp") else ""
+        return RendezvousPublisher(
+            reachable_host(config), settings.bucket_bytes, settings.keep, settings.timeout, listen
+        )
     from bus.weights.filesystem import FilesystemPublisher
 
     return FilesystemPublisher(weights_folder(config), config.weights.keep)

@@ -184,7 +184,7 @@ class Outbox:
                 self._link = replace(self._link, refused="")
                 secure_client(socket, self._ring, self._server_keys, self._link.attempt)
                 watch_link(socket, self._link, self._endpoint, until_heard=False)
-            choose_family(socket, self._endpoint)
+            choose_family(socket, self._endpoint, self._bus.host)
             socket.connect(self._endpoint)
         except zmq.ZMQError as error:  # the address came from a peer, and may be anything
             socket.close()

@@ -14,7 +14,7 @@ import structlog
 import zmq
 
 from bus import threads
-from schemas.config.services import bracketed
+from schemas.config.services import bracketed, is_wildcard
 
 log = structlog.get_logger("bus")
 
@@ -25,10 +25,18 @@ TELL_SECONDS = 30.0
 _NUMERIC = re.compile(r"\[.*\]|[0-9.]+|\*")
 
 
-def choose_family(target: "zmq.Socket[bytes]", address: str) -> None:
-    """Set a socket to IPv6 if the address is an IPv6 number, else to IPv4."""
+def choose_family(target: "zmq.Socket[bytes]", address: str, own: str = "") -> None:
+    """Set a socket to IPv6 if the address is an IPv6 number, else to IPv4.
+
+    Args:
+        target: socket that binds or connects next.
+        address: the address to bind, or of the peer.
+        own: `bus.host`, whose family a name is resolved to.
+    """
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    is_name = _NUMERIC.fullmatch(host) is None
     # not IPv6 for all: such a socket shows IPv4 peers in mapped form (::ffff:10.0.0.5)
-    target.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
+    target.setsockopt(zmq.IPV6, int(":" in own if is_name else host.startswith("[")))
 
 
 class HostResolver:
@@ -92,7 +100,7 @@ class HostResolver:
 
 
 def endpoints_of(host: str, port: str) -> list[str]:
-    """Return the tcp endpoints of a name, IPv4 first: a packer that binds by name prefers IPv4 too.
+    """Return the tcp endpoints of a name, IPv4 first.
 
     Raises:
         OSError: the name can't be resolved.
@@ -105,18 +113,25 @@ def endpoints_of(host: str, port: str) -> list[str]:
     return [f"tcp://{bracketed(one)}:{port}" for one in hosts]
 
 
-def to_bind(address: str) -> str:
-    """Return the address to bind: as given, or with the number behind a name with IPv6 addresses only.
+def to_bind(address: str, host: str = "") -> list[str]:
+    """Return the addresses on which the packer listens: all those behind its name, by number.
 
-    The number is needed since `choose_family` recognises IPv6 by the brackets of a number.
+    Actors elsewhere may resolve the name to any of them. Names may have addresses of other machines too.
+
+    Args:
+        address: `bus.control`.
+        host: `bus.host`; a wildcard stands for all addresses of this machine, now and later.
     """
     scheme, _, rest = address.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or _NUMERIC.fullmatch(host):
-        return address
+    name, _, port = rest.rpartition(":")
+    if scheme != "tcp":
+        return [address]
+    if host and is_wildcard(host):
+        return [f"tcp://{bracketed(host)}:{port}"]
+    if _NUMERIC.fullmatch(name):
+        return [address]
     try:
-        found = endpoints_of(host, port)
+        return endpoints_of(name, port)
     except OSError:
         # the name of a network interface, or a wrong name: `bind` then fails and says so
-        return address
-    return found[0] if found[0].startswith("tcp://[") else address
+        return [address]

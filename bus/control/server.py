@@ -97,10 +97,11 @@ class ControlServer:
     """The packer's end of the control plane: receives heartbeats, sends directives.
 
     Args:
-        address: address to bind; a tcp address may have the port `*`.
+        address: address to bind; a tcp address may have the port `*`. A name stands for each of its addresses that this
+            machine has.
         on_heartbeat: called with the identity of the peer and each heartbeat, in the server's thread; must return
             quickly.
-        bus: keys and limits of the run's bus.
+        bus: keys and limits of the run's bus. Where its `host` is a wildcard, all addresses of this machine are bound.
         on_lost: called with the identity of a probed peer without a connection; must return quickly.
         stale_after: seconds since the end of a round after which heartbeats get no answer. A packer that hangs in a
             commit is then as silent as a stopped packer, and no peer acts on an old directive.
@@ -129,8 +130,9 @@ class ControlServer:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._next_look = time.monotonic() + KEYS_INTERVAL_SECONDS
         self._gate = Gate(self.counts, limits.CONTROL_UNFINISHED_BYTES, limits.CONTROL_UNFINISHED_TOTAL_BYTES)
-        self._to_bind = to_bind(address)
-        choose_family(self._socket, self._to_bind)
+        self._to_bind = to_bind(address, bus.host)
+        self._endpoints: list[str] = []
+        """Bound addresses."""
         try:
             # keys and watch before bind: a connection could be accepted without them
             self._use_newest_key()
@@ -138,9 +140,13 @@ class ControlServer:
             self._bind()
         except zmq.ZMQError as error:
             self._socket.close(0)
-            raise ConfigError(f"bus.control: {address} can't be bound: {error.strerror}") from error
-        self._endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self._gate.port = port_of(self._endpoint)
+            numbers = "" if self._to_bind == [address] else f" as {', '.join(self._to_bind)}"
+            advice = "; start the packer on the machine with this address, or set bus.host: 0.0.0.0 (behind NAT)"
+            raise ConfigError(
+                f"bus.control: {address} can't be bound{numbers}: {error.strerror}"
+                f"{advice if error.errno == zmq.EADDRNOTAVAIL else ''}"
+            ) from error
+        self._gate.port = port_of(self.endpoint)
         self._waker = Waker()
         self._newest: dict[bytes, Directive] = {}
         """Directives published last, by identity."""
@@ -182,8 +188,8 @@ class ControlServer:
 
     @property
     def endpoint(self) -> str:
-        """Bound address, with the port that was found."""
-        return self._endpoint
+        """First bound address, with the port that was found."""
+        return self._endpoints[0]
 
     @property
     def public_key(self) -> bytes:
@@ -310,8 +316,9 @@ class ControlServer:
         secrets = self._ring.current().server_secrets
         if self._secret in secrets or not secrets:  # no secrets: the file is gone; the key stays
             return
-        with contextlib.suppress(zmq.ZMQError):  # unbound already, if the bind below has failed before
-            self._socket.unbind(self._endpoint)
+        for endpoint in self._endpoints:
+            with contextlib.suppress(zmq.ZMQError):  # unbound already, if the bind below has failed before
+                self._socket.unbind(endpoint)
         self._use_newest_key()
         try:
             self._bind()
@@ -326,14 +333,33 @@ class ControlServer:
             log.info("control socket rebound after key rotation", address=self._address)
 
     def _bind(self) -> None:
-        """Bind the socket; retry for BIND_SECONDS while the address is in use.
+        """Bind the socket to each address that this machine has.
+
+        Raises:
+            zmq.ZMQError: this machine has none of the addresses, or one of them can't be bound.
+        """
+        bound: list[str] = []
+        for number, address in enumerate(self._to_bind, start=1):
+            choose_family(self._socket, address)
+            try:
+                self._bind_when_free(address)
+            except zmq.ZMQError as error:
+                # another machine has it: a name may stand for several
+                if error.errno == zmq.EADDRNOTAVAIL and (bound or number < len(self._to_bind)):
+                    continue
+                raise
+            bound.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
+        self._endpoints = bound
+
+    def _bind_when_free(self, address: str) -> None:
+        """Bind the socket to an address; retry for BIND_SECONDS while the address is in use.
 
         libzmq closes sockets in the background, so an address is free only a moment after the socket was closed.
         """
         deadline = time.monotonic() + BIND_SECONDS
         while True:
             try:
-                self._socket.bind(self._to_bind)
+                self._socket.bind(address)
                 return
             except zmq.ZMQError as error:
                 if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:

@@ -15,6 +15,7 @@ from typing import Any
 
 from bus import threads
 from bus.weights import UpdateAbandonedError
+from schemas.errors import ConfigError
 
 CHECK_SECONDS = 0.02
 """Seconds between two checks while waiting."""
@@ -72,6 +73,7 @@ class ProcessGroup:
 
     Raises:
         UpdateAbandonedError: the members did not meet.
+        ConfigError: `host` is no address of this machine.
     """
 
     def __init__(
@@ -91,8 +93,7 @@ class ProcessGroup:
             distributed: Any = torch.distributed
             store, gloo = find(), distributed.ProcessGroupGloo
             options = gloo._Options()
-            # otherwise gloo takes the address of the host's name
-            options._devices = [gloo.create_device(hostname=host)]
+            options._devices = [_device(gloo, host)]
             options._timeout = timedelta(seconds=GLOO_TIMEOUTS * wait.timeout)
             return store, gloo(store, rank, size, options)
 
@@ -150,24 +151,33 @@ class Broadcast:
 
 
 class Store:
-    """A TCPStore served by this process, on a free port of a single interface.
+    """A TCPStore served by this process, on a free port.
 
     Args:
-        host: address to listen on.
+        host: address for clients.
+        listen: address to listen on: one interface, or a wildcard for all. Empty: `host`.
+
+    Raises:
+        ConfigError: this machine does not have the address to listen on.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, listen: str = "") -> None:
         import torch
 
         distributed: Any = torch.distributed
         # a TCPStore by itself listens on all interfaces, so it gets a socket that is bound to `host` already
-        kind, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listen = listen or host
+        kind, _, _, _, address = socket.getaddrinfo(listen, 0, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(kind)
-        listener.bind(address)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise ConfigError(f"bus.host: {listen} can't be bound for weights: {error.strerror}") from error
         listener.listen(1024)  # many engines connect in the same moment
         port = listener.getsockname()[1]
         self.server: Any = distributed.TCPStore(
-            host,
+            # this process is a client too, which must not depend on names, or on a way back through a NAT
+            {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, address[0]),  # noqa: S104
             port,
             is_master=True,
             wait_for_workers=False,
@@ -206,6 +216,7 @@ def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
 
     Raises:
         UpdateAbandonedError: `make` raised an error, or did not return in time, or the wait was given up.
+        ConfigError: `make` raised it; another try would fail too.
     """
     made: list[Any] = []
     failed: list[Exception] = []
@@ -221,10 +232,27 @@ def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
     while thread.is_alive():
         wait.look(f"{what}: no answer")
         thread.join(CHECK_SECONDS)
+    if failed and isinstance(failed[0], ConfigError):
+        raise failed[0]
     if failed:
         raise UpdateAbandonedError(f"{what}: {failed[0]}") from failed[0]
     wait.renew()
     return made[0]
+
+
+def _device(gloo: Any, host: str) -> Any:
+    """Return gloo's device on an address of this machine; by itself gloo takes the address of the machine's name.
+
+    Raises:
+        ConfigError: this machine does not have the address.
+    """
+    try:
+        return gloo.create_device(hostname=host)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"bus.host, bus.advertise_host: {host} is no address of this machine ({error}); behind NAT use "
+            "weights.channel: filesystem"
+        ) from error
 
 
 def _outlive(process_group: Any, works: list[Any]) -> None:

@@ -7,7 +7,7 @@
 A group (`bus.weights.process_groups`) lasts until its members change or a transfer fails. Received bytes are checked by
 the manifest's digest and key, which came over the control plane.
 
-    the trainer's store        header/POLICY, codes/POLICY of each version held; group/NAME → address of its store
+    the trainer's store        version/POLICY → codes and header of each version held; group/NAME → address of its store
     the newest group's store   got/BOOT_ID → "UPDATE NUM_BUCKETS", and gloo's own keys; closed with the group
 """
 
@@ -24,6 +24,8 @@ from bus.weights.buckets import Header, PackedWeights, codes_from, pack, staged,
 from bus.weights.process_groups import Broadcast, ProcessGroup, Store, Wait, client_of, in_time
 from schemas.messages import Manifest, PolicyVersion, WeightUpdate
 
+ABSENT = "-"
+"""Answer of a store that lacks a key; no value equals it."""
 POLL_SECONDS = 0.002
 """Seconds between two looks at the members' counts in the store."""
 AHEAD = 2
@@ -34,14 +36,16 @@ class RendezvousPublisher:
     """The trainer's end: holds copies of the newest versions, and broadcasts the version of each update.
 
     Args:
-        host: address of this machine that engines reach; the stores listen there, each on a free port.
+        host: address of this machine that engines reach.
         bucket_bytes: most bytes of a broadcast; a larger tensor fills a bucket alone.
         keep: number of the newest versions held.
         timeout: `weights.timeout`, seconds without progress until an update is given up.
+        listen: address on which the stores listen, each on a free port; may be a wildcard. Empty: `host`.
     """
 
-    def __init__(self, host: str, bucket_bytes: int, keep: int, timeout: float) -> None:
+    def __init__(self, host: str, bucket_bytes: int, keep: int, timeout: float, listen: str = "") -> None:
         self._host, self._bucket_bytes, self._keep, self._timeout = host.strip("[]"), bucket_bytes, keep, timeout
+        self._listen = listen.strip("[]") or self._host
         self._store: Store | None = None
         self._packed: dict[PolicyVersion, tuple[Manifest, PackedWeights]] = {}
         self._spare: Sequence[Any] = ()
@@ -90,8 +94,8 @@ class RendezvousPublisher:
             num_bytes=sum(packed.header.sizes),
             key=packed.key.hex(),
         )
-        store.server.set(_codes_key(policy), b"".join(packed.codes).hex())
-        store.server.set(_header_key(policy), packed.header.encode())
+        # one value, codes first: each key that an engine reads costs another round trip
+        store.server.set(_version_key(policy), b"".join(packed.codes).hex().encode() + packed.header.encode())
         with self._lock:
             self._packed[policy] = (manifest, packed)
         return manifest
@@ -111,8 +115,7 @@ class RendezvousPublisher:
                     if policy not in self._given_up:  # gloo may still read a given-up version: not to be overwritten
                         self._spare = packed.bytes_of
                     self._given_up.discard(policy)
-                    store.server.delete_key(_header_key(policy))
-                    store.server.delete_key(_codes_key(policy))
+                    store.server.delete_key(_version_key(policy))
 
     def close(self) -> None:
         """Remove all versions."""
@@ -177,7 +180,7 @@ class RendezvousPublisher:
     def _open(self) -> "Store":
         """Return the store. The first call opens it, not `__init__`: importing torch delays the first heartbeat."""
         if self._store is None:
-            self._store = Store(self._host)
+            self._store = Store(self._host, self._listen)
         return self._store
 
     def process_group_of(self, update: WeightUpdate, wait: Wait) -> ProcessGroup:
@@ -194,7 +197,7 @@ class RendezvousPublisher:
         server = self._open().server
         server.delete_key(_process_group_key(self._process_group_name))
         # a store of its own for each group: closing the old store ends all waits of members in it
-        self._process_group_store, self._process_group_name = Store(self._host), update.process_group
+        self._process_group_store, self._process_group_name = Store(self._host, self._listen), update.process_group
         address = self._process_group_store.address
         server.set(_process_group_key(update.process_group), address)
         self._process_group = ProcessGroup(
@@ -230,6 +233,7 @@ class RendezvousReceiver:
     def __init__(self, boot_id: str, host: str, timeout: float) -> None:
         self._boot_id, self._host, self._timeout = boot_id, host.strip("[]"), timeout
         self._clients: dict[str, Any] = {}
+        """Client of the trainer's store, by its address."""
         self._process_group: ProcessGroup | None = None
         self._staging: Sequence[Any] = ()
         self.progress = 0
@@ -256,6 +260,9 @@ class RendezvousReceiver:
             self.progress += 1
 
         wait, key = Wait(check, self._timeout, note_progress), bytes.fromhex(manifest.key)
+        if self._process_group is None or self._process_group.name != _name_in(manifest, update):
+            # after a failure the old connection may lead nowhere, which only a timeout of the kernel would tell
+            self._clients = {}
         header, codes = self.header(manifest, wait)
         try:
             process_group = self._process_group_of(manifest, update, wait)
@@ -274,6 +281,8 @@ class RendezvousReceiver:
                     raise UpdateAbandonedError(f"the trainer is gone: {error}") from error
         except BaseException:
             self._leave()
+            # a thread that was left behind may still use the client
+            self._clients = {}
             # gloo may still write into the memory of a broadcast that was given up
             self._staging = ()
             raise
@@ -302,14 +311,14 @@ class RendezvousReceiver:
         return header, codes_from(found[1], len(header.buckets))
 
     def _process_group_of(self, manifest: Manifest, update: WeightUpdate, wait: Wait) -> ProcessGroup:
-        # with the store's address: a restarted trainer is in no group yet
-        name = f"{manifest.uri} {update.process_group}"
+        name = _name_in(manifest, update)
         if self._process_group is None or self._process_group.name != name:
             self._leave()
+            meeting_place = self._clients[manifest.uri]
 
             def come() -> Any:
                 """Return a client of the group's store, after noting there that this member has come."""
-                found = client_of(manifest.uri, self._timeout).get(_process_group_key(update.process_group))
+                found = meeting_place.get(_process_group_key(update.process_group))
                 store = client_of(found.decode(), self._timeout)
                 store.set(_got_key(self._boot_id), f"{update.update} 0")
                 return store
@@ -330,14 +339,18 @@ class RendezvousReceiver:
         self._process_group = None
 
     def read_header(self, manifest: Manifest) -> tuple[bytes, bytes] | None:
-        """Return a version's header and codes from the trainer's store, not checked yet; None: not held there."""
+        """Return a version's header and codes from the trainer's store, not checked yet; None: not held there.
+
+        Costs one round trip: `get` asks twice, and would wait for a key that is not there.
+        """
         if manifest.uri not in self._clients:
             self._clients = {manifest.uri: client_of(manifest.uri, self._timeout)}
-        store, keys = self._clients[manifest.uri], [_header_key(manifest.policy), _codes_key(manifest.policy)]
-        if not store.check(keys):
+        # exchanges nothing: a missing key is set only where the expected value is empty
+        found = bytes(self._clients[manifest.uri].compare_set(_version_key(manifest.policy), ABSENT, ABSENT))
+        if found == ABSENT.encode():
             return None
-        header, codes = store.multi_get(keys)
-        return bytes(header), bytes(codes)
+        codes, start, rest = found.partition(b"{")  # the first byte of a header
+        return start + rest, codes
 
 
 def _count(said: bytes, update: WeightUpdate) -> int:
@@ -349,12 +362,13 @@ def _count(said: bytes, update: WeightUpdate) -> int:
     return int(words[2]) if words and words[1] == update.update.encode() else -1
 
 
-def _header_key(policy: PolicyVersion) -> str:
-    return f"header/{policy}"
+def _name_in(manifest: Manifest, update: WeightUpdate) -> str:
+    """Return the name of an update's group, with the store's address: a restarted trainer is in no group yet."""
+    return f"{manifest.uri} {update.process_group}"
 
 
-def _codes_key(policy: PolicyVersion) -> str:
-    return f"codes/{policy}"
+def _version_key(policy: PolicyVersion) -> str:
+    return f"version/{policy}"
 
 
 def _process_group_key(process_group: str) -> str:

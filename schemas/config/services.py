@@ -36,10 +36,12 @@ class BusConfig(Section):
     """The packer's control address: `ipc` (one machine) or `tcp://host:port`. No other address needs to be configured:
     peers learn all others from the packer (protocol rule P0)."""
     host: Free[str] = "127.0.0.1"
-    """Address that data sockets bind to if `control` is tcp: IPv4, IPv6, or `0.0.0.0` or `::` with `advertise_host`."""
+    """Address that data sockets bind to if `control` is tcp: IPv4, IPv6, or `0.0.0.0` or `::` with `advertise_host`.
+    With these two the packer binds the port of `control` on all addresses too: for a machine behind NAT, or one whose
+    address may change."""
     advertise_host: Free[str | None] = None
-    """Name or address under which other machines reach this one. A name must resolve to an IPv4 address. Empty:
-    `host`."""
+    """Name or address under which other machines reach this one. A name is resolved again at each connection, to IPv6
+    where the other machine's own `host` is IPv6, else to IPv4. Empty: `host`."""
     data_ports: Free[str] = ""
     """Port range of data sockets if `control` is tcp, for firewalls, e.g. `40000-40100`. Empty: any free ports."""
     high_water_mark: Free[int] = Field(64, ge=1)

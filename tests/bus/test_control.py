@@ -23,6 +23,7 @@ from bus.counts import EdgeCounts
 from bus.encryption import keys_for, secure_server
 from bus.sockets import send_frames
 from bus.topology import Addresses
+from schemas.config.services import BusConfig
 from schemas.errors import ConfigError
 from schemas.messages import (
     DIRECTIVE_KINDS,
@@ -393,6 +394,28 @@ def test_address_that_another_server_holds_is_refused_by_name(
     Packer(closing, address)
     with pytest.raises(ConfigError, match=rf"bus.control: {re.escape(address)} can't be bound: Address already in use"):
         ControlServer(address, lambda identity, heartbeat: None, bus=address.bus)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tcp+curve"])
+@pytest.mark.parametrize("number", ["127.0.0.1", "[::1]"])
+def test_a_name_with_several_addresses_is_bound_to_all_that_this_machine_has(
+    address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    """Actors elsewhere may resolve the name to any of them; 203.0.113.7 belongs to another machine."""
+    port = address.rpartition(":")[2]
+    numbers = [f"tcp://{host}:{port}" for host in ("203.0.113.7", "127.0.0.1", "[::1]")]
+    monkeypatch.setattr("bus.hosts.endpoints_of", lambda name, port: numbers)
+    packer = Packer(closing, Place.of(f"tcp://localhost:{port}", address.bus))
+    actor = _started(closing, Place.of(f"tcp://{number}:{port}", address.bus))
+    packer.say(5)
+    _until(lambda: actor.step == 5)
+
+
+def test_an_address_of_another_machine_is_refused_with_the_key_to_change() -> None:
+    """Of a packer behind NAT `bus.control` is the gateway's address."""
+    bus = BusConfig(allow_plaintext=True)
+    with pytest.raises(ConfigError, match=r"203.0.113.7:5555 can't be bound: .*; start .* or set bus.host: 0.0.0.0"):
+        ControlServer("tcp://203.0.113.7:5555", lambda identity, heartbeat: None, bus=bus)
 
 
 def test_probe_tells_a_dead_peer_from_a_living_one(address: Place, closing: ExitStack) -> None:

@@ -1,7 +1,9 @@
 """HTTP client of the completions API: sends token ids, receives token ids, logprobs and policies."""
 
 import asyncio
+import socket
 import ssl
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import aiohttp
 from actors.engines.http import binary
 from actors.engines.protocol import Completion
 from actors.trajectories.forms import AnswerForm
+from bus.topology import KEEPALIVE_PROBES, KEEPALIVE_SECONDS
 from schemas.messages import EnginePeer, Ticket
 
 MAX_BYTES_AT_ONCE = 1 << 16
@@ -56,7 +59,7 @@ class CompletionClient:
         self._session = aiohttp.ClientSession(
             # 10 seconds to connect: a machine that is gone must not take up the whole request_timeout
             timeout=aiohttp.ClientTimeout(total=request_timeout, connect=10.0),
-            connector=aiohttp.TCPConnector(limit=max_connections, ssl=tls or True),
+            connector=aiohttp.TCPConnector(limit=max_connections, ssl=tls or True, socket_factory=_watched_socket),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         )
 
@@ -136,3 +139,21 @@ class CompletionClient:
         except (aiohttp.ClientError, ValueError) as error:
             # ValueError: text of an error in no known encoding
             raise EngineError(f"{name} at {url}: {type(error).__name__}: {error}") from None
+
+
+def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a new socket that fails once its connection leads nowhere, as after a change of the engine's address.
+
+    An answer may take minutes, so no timeout of the request would notice.
+    """
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+        # for a request that was never acknowledged: the kernel sends no probes then
+        unanswered = 1000 * KEEPALIVE_SECONDS * (1 + KEEPALIVE_PROBES)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unanswered)
+    return made

@@ -19,6 +19,7 @@ from bus.weights import UpdateAbandonedError, Weights
 from bus.weights.buckets import Header, codes_from, pack, unpack, verify
 from bus.weights.process_groups import Wait, client_of
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver, _count
+from schemas.errors import ConfigError
 from schemas.messages import Manifest, PolicyVersion, WeightMember, WeightUpdate
 
 POLICY = PolicyVersion(lineage=1, version=7)
@@ -218,6 +219,34 @@ def test_all_members_get_every_tensor(host: str):
         assert results[0].content == "adapter"
         for name, tensor in weights.tensors.items():
             assert torch.equal(results[0].tensors[name], tensor)
+
+
+def test_a_trainer_that_listens_everywhere_is_reached_under_its_name() -> None:
+    """As on a machine behind NAT, or one whose address changes: its stores are bound to no address of their own."""
+    publisher = RendezvousPublisher("localhost", bucket_bytes=1000, keep=2, timeout=30.0, listen="0.0.0.0")
+    manifest = publisher.publish(POLICY, some_weights())
+    assert manifest.uri.startswith("tcp://localhost:")
+    reached = manifest.model_copy(update={"uri": manifest.uri.replace("localhost", "127.0.0.2")})
+    assert RendezvousReceiver("A", HOST, 30.0).header(reached, Wait(never, 30.0))[0].digest == manifest.digest
+    publisher.close()
+
+
+def test_an_address_of_another_machine_is_named_with_its_key(publisher: RendezvousPublisher) -> None:
+    """An engine behind NAT advertises its gateway's address, where gloo can't listen; a trainer can't either."""
+    manifest = publisher.publish(POLICY, some_weights())
+    refused = threading.Event()
+
+    def until_refused() -> None:
+        if refused.is_set():
+            raise UpdateAbandonedError("the test is over")
+
+    thread, _ = in_thread(lambda: publisher.send(update_of("A"), until_refused))
+    with pytest.raises(ConfigError, match=r"bus.advertise_host: 203.0.113.7 .*use weights.channel: filesystem"):
+        RendezvousReceiver("A", "203.0.113.7", 30.0).receive(manifest, update_of("A"), never)
+    refused.set()
+    thread.join(60.0)
+    with pytest.raises(ConfigError, match=r"bus.host: 203.0.113.7 can't be bound for weights"):
+        RendezvousPublisher("203.0.113.7", bucket_bytes=1000, keep=2, timeout=30.0).publish(POLICY, some_weights())
 
 
 @pytest.mark.slow
@@ -482,8 +511,8 @@ def test_what_lies_in_the_stores_does_not_grow(publisher: RendezvousPublisher):
         publisher.send(update, never)
         thread.join(60.0)
         keys.append(publisher.num_keys)
-    # two for each of 1 to 3 versions (2 kept, then one published), and the group
-    assert [own for own, _ in keys] == [3, 5, 7, 7, 7, 7]
+    # one for each of 1 to 3 versions (2 kept, then one published), and the group
+    assert [own for own, _ in keys] == [2, 3, 4, 4, 4, 4]
     assert len({of_group for _, of_group in keys}) == 1
 
 
