@@ -5,7 +5,7 @@ The limit is that each kind of run trains at least 98 % of the completions per s
 the median of the rounds' ratios. The frozen process has been stopped by SIGSTOP after its first steps, the full disk is
 a tmpfs that needs the right to mount one; without it this kind is left out, and the table says so.
 
-    python -m benchmarks.trackers [--steps 60] [--rounds 5] [--tracker tensorboard] [--json PATH]
+    python -m benchmarks.trackers [--steps 60] [--rounds 5] [--tracker tensorboard] [--model DIR] [--json PATH]
 """
 
 import argparse
@@ -42,18 +42,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tracker", default="tensorboard")
+    parser.add_argument("--model", type=Path, help="folder of the quickstart's model, which is made by default")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, small_disk(Path(name) / "disk") as why:
         folder = Path(name)
         disk = folder / "disk"
-        subprocess.run([sys.executable, QUICKSTART / "model.py", folder / "model"], check=True, capture_output=True)
+        model = arguments.model or folder / "model"
+        if arguments.model is None:
+            subprocess.run([sys.executable, QUICKSTART / "model.py", model], check=True, capture_output=True)
         kinds = [kind for kind in KINDS if kind != "full" or not why]
         rates: dict[str, list[float]] = {kind: [] for kind in kinds}
         for number in range(arguments.rounds):
             # another kind first in each round: what warms or tires the machine falls on all alike
             for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
-                rates[kind].append(_rate(folder, f"{kind}{number}", kind, arguments, disk))
+                rates[kind].append(_rate(folder, f"{kind}{number}", kind, arguments, model, disk))
     rows = [_row(kind, rates) for kind in kinds]
     if why:
         print(f"full: left out, {why}")
@@ -73,7 +76,7 @@ def _row(kind: str, rates: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def _rate(folder: Path, name: str, kind: str, arguments: argparse.Namespace, disk: Path) -> float:
+def _rate(folder: Path, name: str, kind: str, arguments: argparse.Namespace, model: Path, disk: Path) -> float:
     """Run to the end; return the completions per second after the first steps."""
     output = folder / name
     keys: dict[str, str] = {"type": arguments.tracker}
@@ -81,7 +84,7 @@ def _rate(folder: Path, name: str, kind: str, arguments: argparse.Namespace, dis
         keys["logging_dir"] = str(disk / name)
     trackers = [] if kind == "none" else [keys]
     overrides = [
-        f"model.path={folder / 'model'}",
+        f"model.path={model}",
         f"output_dir={output}",
         f"trainer.max_steps={arguments.steps}",
         "eval.num_prompts=0",
