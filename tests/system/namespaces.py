@@ -143,6 +143,45 @@ def network(*addresses: str) -> Iterator[Network]:
         switch.communicate(timeout=10.0)
 
 
+@contextlib.contextmanager
+def behind(gateway: Host, inside: str, outside_ports: Sequence[int] = ()) -> Iterator[Host]:
+    """Make a host behind the NAT of another for a block.
+
+    Args:
+        gateway: keeps its address, under which all that the new host sends appears.
+        inside: address of the new host, in a subnet of its own; the gateway has the one before.
+        outside_ports: ports of the gateway that lead to those of the new host.
+    """
+    tool("nft", "apt-get install nftables")
+    host = Host(f"{gateway.name}i", inside)
+    network, _, last = inside.rpartition(".")
+    first = f"{network}.{int(last) - 1}"
+    try:
+        host.make()
+        other = ("peer", "name", host.device, "netns", host.name)
+        gateway.ip("link", "add", "inside", "type", "veth", *other)
+        for one, device, address in ((gateway, "inside", first), (host, host.device, inside)):
+            one.ip("addr", "add", f"{address}/24", "dev", device)
+            one.ip("link", "set", device, "up")
+        host.ip("route", "add", "default", "via", first)
+        rules = [
+            "table ip nat {",
+            "chain out { type nat hook postrouting priority 100;",
+            f"oifname {gateway.device} masquerade",
+            "}",
+            "chain in { type nat hook prerouting priority -100;",
+            *(f"iifname {gateway.device} tcp dport {port} dnat to {inside}" for port in outside_ports),
+            "}",
+            "}",
+        ]
+        run = ["ip", "netns", "exec", gateway.name]
+        subprocess.run([*run, "nft", "-f", "-"], input="\n".join(rules), text=True, check=True)
+        subprocess.run([*run, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"], check=True)
+        yield host
+    finally:
+        host.remove()
+
+
 def check_allowed() -> None:
     """Skip a test, in words, where no hosts can be made."""
     tool("ip", "apt-get install iproute2")

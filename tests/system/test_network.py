@@ -1,6 +1,6 @@
 """The quickstart on hosts with a bad network between them.
 
-Delay, loss, packets out of order, narrow wires, IPv6 alone, and addresses that change while the run goes on. Hosts
+Delay, loss, packets out of order, narrow wires, IPv6 alone, NAT, and addresses that change while the run goes on. Hosts
 are network namespaces; switch.py delays, loses and reorders their packets in place of tc's netem, which many kernels
 lack. At level 0 with the deterministic engine a run has the same bits whatever the network does, so each short run is
 compared with one that nothing disturbs.
@@ -19,11 +19,12 @@ import pytest
 from schemas.config import RunConfig, load_config
 from schemas.config.services import bracketed
 from tests.ring.harness import check_promise, steps_recorded, wait_until
-from tests.system.namespaces import Host, Network, network
+from tests.system.namespaces import Host, Network, behind, network
 from tests.system.quickstart import quickstart
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 PORT = 5555
+DATA_PORTS = range(41000, 41004)
 STEPS, GROUPS = 9, 3
 PATIENCE_SECONDS = 400.0
 FAR = {"delay": 0.05, "loss": 0.01}
@@ -147,6 +148,20 @@ def test_ipv6_alone_with_a_name_of_two_addresses(tmp_path: Path, undisturbed: st
         run.start(here, HERE)
         run.start(there, THERE)
         run.finish()
+    assert digest_of(run.config) == undisturbed
+
+
+def test_rollouts_and_rewards_behind_nat(tmp_path: Path, undisturbed: str) -> None:
+    """A rollout actor that nothing can connect to, and a reward actor that is reached through ports of its gateway."""
+    with network("10.77.0.1", "10.77.0.2", "10.77.0.3") as made:
+        here, one, other = made.hosts
+        with behind(one, "10.78.1.2") as first, behind(other, "10.78.2.2", DATA_PORTS) as second:
+            run = Run(tmp_path, made.hosts, SAME_BITS, here.address)
+            run.start(here, ("packer-0", "trainer-0", "inference-0"))
+            run.start(first, ("rollout-0",), f"bus.host={first.address}")
+            ports = f"bus.data_ports={DATA_PORTS.start}-{DATA_PORTS[-1]}"
+            run.start(second, ("reward-0",), "bus.host=0.0.0.0", f"bus.advertise_host={other.address}", ports)
+            run.finish()
     assert digest_of(run.config) == undisturbed
 
 
