@@ -10,6 +10,7 @@ need promtool prometheus
 need systemd-analyze systemd
 need kubectl kubernetes-client
 need ip iproute2
+need nft nftables
 need slurmctld slurmctld
 need slurmd slurmd
 need srun slurm-client

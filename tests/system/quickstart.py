@@ -14,11 +14,15 @@ MAX_STEPS = 24
 
 def quickstart(folder: Path, **sections: Any) -> Path:
     """The quickstart in few steps, with its model as it is before the warm-up; `sections` replace its own."""
+    import torch
+
     spec = importlib.util.spec_from_file_location("quickstart_model", ROOT / "examples/quickstart/model.py")
     assert spec is not None
     assert spec.loader is not None
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
+    # the same weights each time
+    torch.manual_seed(0)
     maker.make_model().save_pretrained(folder / "model")
     maker.make_tokenizer().save_pretrained(folder / "model")
     tree: dict[str, Any] = yaml.safe_load((ROOT / "examples/quickstart/run.yaml").read_text())
