@@ -231,6 +231,7 @@ def test_a_trainer_that_listens_everywhere_is_reached_under_its_name() -> None:
     publisher.close()
 
 
+@SOMEBODY_IS_MISSING
 def test_an_address_of_another_machine_is_named_with_its_key(publisher: RendezvousPublisher) -> None:
     """An engine behind NAT advertises its gateway's address, where gloo can't listen; a trainer can't either."""
     manifest = publisher.publish(POLICY, some_weights())
