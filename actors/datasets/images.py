@@ -40,7 +40,7 @@ class Image:
 
 
 class ImageSource(NamedTuple):
-    """Where the images of a data set come from, and their limits."""
+    """Origin of the images of a data set, and their limits."""
 
     keys: ImagesConfig
     folder: Path | None

@@ -24,7 +24,7 @@ class PromptKeys(NamedTuple):
     cut_answer: bool = False
     """Removal of the assistant's messages at the end."""
     images: ImageSource | None = None
-    """Where images come from; None: prompts have none."""
+    """Origin of images; None: prompts have none."""
 
 
 def to_example(row: Any, keys: PromptKeys, where: str) -> Example:
