@@ -79,6 +79,7 @@ def start(
     extra_args: Sequence[str] = (),
     memory: ServerMemory | None = None,
     startup: float = STARTUP,
+    dtype: Any = None,
     **keys: Any,
 ) -> VllmEngine:
     """An engine with a server of its own, whose steps take some time; it can set norms, as one with noise can."""
@@ -91,7 +92,9 @@ def start(
         extra_args=["--worker-extension-cls", "unhurried.Unhurried", *extra_args],
         **keys,
     )
-    settings = ModelConfig(path=str(model), dtype="bfloat16" if lora else "float32", lora=LORA if lora else None)
+    settings = ModelConfig(
+        path=str(model), dtype=dtype or ("bfloat16" if lora else "float32"), lora=LORA if lora else None
+    )
     inside = os.pathsep.join([str(Path(__file__).parent / "inside"), *filter(None, [os.environ.get("PYTHONPATH")])])
     log, scratch = folder / "logs" / "inference-0.vllm.log", scratch_at(folder / "run" / "server.inference-0")
     # vLLM takes this size before that of the command line

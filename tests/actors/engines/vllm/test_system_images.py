@@ -18,7 +18,7 @@ from tests import models
 from tests.actors.engines.embedded.test_images import Trainer, of_engine, requests
 from tests.actors.engines.engines import WAIT, policy, sample
 from tests.actors.engines.vllm import torchvision
-from tests.actors.engines.vllm.test_system import TIGHT, start
+from tests.actors.engines.vllm.test_system import LORA, TIGHT, start
 from tests.actors.learner.steps import random_samples, step_batch
 from tests.images import png, write_processor
 
@@ -53,7 +53,7 @@ def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         AutoModelForImageTextToText.from_config(Qwen3VLConfig(**base)).save_pretrained(path)
     models.tokenizer(models.VISION_TOKENS).save_pretrained(path)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": models.NEVER}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": models.EOS}))
     write_processor(path)
     return path
 
@@ -79,7 +79,7 @@ def test_logprobs_are_the_trainers_under_each_version(full: VllmEngine, seeing_m
     for version in range(2):
         full.load(policy(version), trainer.learner.weights(), WAIT)
         for seed in (7, 8):  # the second time from the prefix cache
-            groups = sample(full, *requests(prompts, n=2, max_tokens=9, seed=seed))
+            groups = sample(full, *requests(prompts, n=2, max_tokens=9, seed=seed, ignore_eos=True))
             assert all(len(c.token_ids) == 9 and c.segments == [(0, 1, version)] for group in groups for c in group)
             torch.testing.assert_close(of_engine(groups), trainer.logprobs(prompts, groups), rtol=0, atol=TIGHT)
         trainer.learner.step(step_batch(random_samples(), step=version + 1))
@@ -89,7 +89,7 @@ def test_another_image_of_the_same_size_is_another_prompt(full: VllmEngine, seei
     """The prefix cache tells images apart by their digests: the tokens of both prompts are equal."""
     trainer = Trainer(seeing_model)
     full.load(policy(5), trainer.learner.weights(), WAIT)
-    first = requests(trainer.prompts(), max_tokens=5, temperature=0.0)[2]
+    first = requests(trainer.prompts(), max_tokens=5, temperature=0.0, ignore_eos=True)[2]
     [image] = first.images
     other = replace(first, images=(replace(image, data=png(48, 32, seed=9), digest="9" * 32),))
     [[one], [two], [again]] = sample(full, first, other, first)
@@ -100,8 +100,31 @@ def test_another_image_of_the_same_size_is_another_prompt(full: VllmEngine, seei
 def test_a_prompt_with_other_places_than_the_servers_is_refused(full: VllmEngine, seeing_model: Path) -> None:
     """In words with both counts; the server serves on."""
     trainer = Trainer(seeing_model)
-    asked = requests(trainer.prompts(), max_tokens=3)[2]
+    asked = requests(trainer.prompts(), max_tokens=3, ignore_eos=True)[2]
     short = replace(asked, prompt_ids=asked.prompt_ids[:-2] + asked.prompt_ids[-1:])
     with pytest.raises(RequestError, match=r"vLLM makes \d+ tokens of the 1 images, and \d+ of the prompt"):
         full.submit(short).result(WAIT)
     assert len(sample(full, asked)[0][0].token_ids) == 3
+
+
+@pytest.fixture(scope="module")
+def adapters(seeing_model: Path, packages: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    """Adapters of the language layers, float32."""
+    engine = serve(seeing_model, tmp_path_factory.mktemp("lora"), packages, lora=True, dtype="float32")
+    yield engine
+    engine.close()
+
+
+def test_logprobs_under_an_adapter_are_the_trainers(adapters: VllmEngine, seeing_model: Path) -> None:
+    """Its layers go by the names of vLLM's language model; with images and without, before and after an update."""
+    trainer = Trainer(seeing_model, {"rank": LORA.rank, "alpha": LORA.alpha})
+    prompts, seen = trainer.prompts(), list[torch.Tensor]()
+    for version in range(2):
+        adapters.load(policy(version), trainer.learner.weights(), WAIT)
+        groups = sample(adapters, *requests(prompts, n=2, max_tokens=9, seed=7, ignore_eos=True))
+        assert all(c.segments == [(0, 1, version)] for group in groups for c in group)
+        torch.testing.assert_close(of_engine(groups), trainer.logprobs(prompts, groups), rtol=0, atol=TIGHT)
+        seen.append(trainer.logprobs(prompts, groups))
+        trainer.learner.step(step_batch(random_samples(), step=version + 1))
+        moved = (trainer.logprobs(prompts, groups) - seen[-1]).abs().max()
+        assert float(moved) > 2 * TIGHT, "a server without the update would pass as well"
