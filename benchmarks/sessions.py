@@ -31,6 +31,7 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.datasets import Example
 from actors.engines.http.client import SampledCompletion
+from actors.engines.protocol import PromptImage
 from actors.models.tokenizer import eos_ids
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
@@ -69,6 +70,7 @@ class Client:
         prompt_ids: list[int],
         stop: Sequence[str] = (),
         form: AnswerForm | None = None,
+        images: Sequence[PromptImage] = (),
     ) -> list[SampledCompletion]:
         """Answer at once."""
         self.num_prompt_tokens += len(prompt_ids)

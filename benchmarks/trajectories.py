@@ -23,6 +23,7 @@ import structlog
 
 from actors.datasets import Example
 from actors.engines.http.client import SampledCompletion
+from actors.engines.protocol import PromptImage
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.trajectory_group import build_trajectory_group
@@ -65,6 +66,7 @@ class Client:
         prompt_ids: list[int],
         stop: Sequence[str] = (),
         form: AnswerForm | None = None,
+        images: Sequence[PromptImage] = (),
     ) -> list[SampledCompletion]:
         """Answer after the pause."""
         await asyncio.sleep(self._seconds)

@@ -21,6 +21,10 @@ FRAMES = 40
 MESSAGE_BYTES = 512 * MIB
 IMAGES, IMAGES_BYTES = 64, 256 * MIB
 """Images of a group, and their bytes together."""
+IMAGE_PIXELS = 178_956_970
+"""Pixels of an image; Pillow decodes no larger one."""
+IMAGE_ASPECT_RATIO = 200
+"""Largest ratio of the sides of an image, as in the processors of Qwen2.5-VL and Qwen3-VL."""
 
 # --- bus: bytes received of a message that is not complete (decision 0023) ---
 
@@ -57,6 +61,8 @@ DESCRIPTORS_PER_SOCKET, DESCRIPTORS_PER_SOCKET_WITH_KEYS = 3, 6
 # --- HTTP: completions and metrics ---
 
 HTTP_BODY_BYTES = 16 * MIB
+HTTP_IMAGES_BODY_BYTES = HTTP_BODY_BYTES + IMAGES_BYTES
+"""Body of a request with images: any other body, and the bytes of a group's images behind it."""
 HTTP_CONNECTIONS = 8192
 HTTP_HEAD_SECONDS = 30.0
 HTTP_CONNECTION_SECONDS = 60.0
@@ -103,6 +109,7 @@ TABLE = (
     Limit("message", MESSAGE_BYTES, "bytes", "seven arrays of 16.7 million tokens"),
     Limit("images of a group", IMAGES, "images", "of a prompt environments[].images.max_images"),
     Limit("bytes of a group's images", IMAGES_BYTES, "bytes", "half of a message"),
+    Limit("pixels of an image", IMAGE_PIXELS, "pixels", "Pillow's limit; environments[].images.max_pixels is lower"),
     Limit("control: message", CONTROL_MESSAGE_BYTES, "bytes", "a header and its arrays"),
     Limit("control: unfinished", CONTROL_UNFINISHED_BYTES, "bytes", "of one connection, without one whole message"),
     Limit("control: all unfinished", CONTROL_UNFINISHED_TOTAL_BYTES, "bytes", "of all connections of the socket"),
@@ -112,6 +119,7 @@ TABLE = (
     Limit("keys of a map in a header", MAP_ITEMS, "keys", "values of a report, columns of an example"),
     Limit("lists and maps in a header", CONTAINERS, "values", "each takes 60 to 300 bytes of memory for 1 byte sent"),
     Limit("completions: body", HTTP_BODY_BYTES, "bytes", "two million token ids as JSON"),
+    Limit("completions: body with images", HTTP_IMAGES_BODY_BYTES, "bytes", "a body, and the images of a group"),
     Limit("completions: prompts", HTTP_PROMPTS, "prompts", "of one request; more are refused with 400"),
     Limit("completions: choices", HTTP_CHOICES, "choices", "prompts × n of one request"),
     Limit("completions: stop", HTTP_STOPS, "texts", "of at most 1000 characters each, and as many token ids"),

@@ -10,7 +10,11 @@ import struct
 import zlib
 from collections.abc import Callable
 
+from schemas.limits import IMAGE_ASPECT_RATIO
+
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_ALPHA = (4, 6)
+"""Types of color of a PNG with an alpha channel, gray and RGB."""
 NO_FILLER = re.compile(rb"[^\xff]")
 """Byte behind the filling bytes in front of a JPEG's marker."""
 EXIF_ORIENTATION = 0x0112
@@ -22,14 +26,18 @@ MOST_PARTS = 1 << 16
 TOO_MANY_PARTS = f"is damaged: its file has more than {MOST_PARTS} parts"
 CUT_OFF = "is cut off: its file ends before the image does"
 ANIMATED = "is animated; a model sees still images"
+ALPHA = (
+    "has an alpha channel or a transparent color, which engines and trainers blend with different backgrounds; save it "
+    "without, e.g. by Pillow's image.convert('RGB')"
+)
 
 
 def size_of(data: bytes) -> tuple[int, int]:
     """Return height and width of an image in pixels.
 
     Raises:
-        ValueError: the file is no JPEG, PNG or WebP, is cut off or damaged, is animated, or is to be turned by its EXIF
-            data. The text goes on after the name of the image.
+        ValueError: the file is no JPEG, PNG or WebP, is cut off or damaged, is animated, has an alpha channel, or is
+            to be turned by its EXIF data. The text goes on after the name of the image.
     """
     readers: dict[str, Callable[[bytes], tuple[int, int]]] = {"PNG": _png, "JPEG": _jpeg, "WebP": _webp}
     kind = format_of(data)
@@ -43,6 +51,19 @@ def size_of(data: bytes) -> tuple[int, int]:
     if not height or not width:
         raise ValueError(f"is damaged: it has {width} × {height} pixels")
     return height, width
+
+
+def check_sides(height: int, width: int) -> None:
+    """Check the ratio of an image's sides, in pixels.
+
+    Raises:
+        ValueError: the ratio is beyond IMAGE_ASPECT_RATIO. The text goes on after the name of the image.
+    """
+    if max(height, width) > IMAGE_ASPECT_RATIO * min(height, width):
+        raise ValueError(
+            f"has {width} × {height} pixels: a side is more than {IMAGE_ASPECT_RATIO} times the other, which vision "
+            "models refuse"
+        )
 
 
 def format_of(data: bytes) -> str:
@@ -65,8 +86,12 @@ def _png(data: bytes) -> tuple[int, int]:
         if size is None:
             if kind != b"IHDR" or length != 13:
                 raise ValueError("is damaged: a PNG starts with the part IHDR")
-            width, height = struct.unpack_from(">II", data, place + 8)
+            width, height, _, color = struct.unpack_from(">IIBB", data, place + 8)
+            if color in PNG_ALPHA:
+                raise ValueError(ALPHA)
             size = height, width
+        elif kind == b"tRNS":
+            raise ValueError(ALPHA)
         elif kind == b"acTL":
             raise ValueError(ANIMATED)
         elif kind == b"eXIf":
@@ -114,33 +139,53 @@ def _webp(data: bytes) -> tuple[int, int]:
     (riff_bytes,) = struct.unpack_from("<I", data, 4)
     if len(data) < 8 + riff_bytes:
         raise ValueError(CUT_OFF)
-    kind, length = struct.unpack_from("<4sI", data, 12)
+    (kind,) = struct.unpack_from("<4s", data, 12)
     if kind == b"VP8 ":
         start_code, width, height = struct.unpack_from("<3x3sHH", data, 20)
         if start_code != b"\x9d\x01\x2a":
             raise ValueError("is damaged: the WebP has no start code")
         return height & 0x3FFF, width & 0x3FFF
     if kind == b"VP8L":
-        signature, bits = struct.unpack_from("<BI", data, 20)
-        if signature != 0x2F:
-            raise ValueError("is damaged: the WebP has no signature")
+        bits = _lossless_bits(data, 20)
         return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
     if kind != b"VP8X":
         raise ValueError("is damaged: the WebP has no image")
     flags = data[20]
     if flags & 0x02:
         raise ValueError(ANIMATED)
+    if flags & 0x10:
+        raise ValueError(ALPHA)
     width, height = (int.from_bytes(data[place : place + 3], "little") + 1 for place in (24, 27))
+    _check_webp_parts(data, 8 + riff_bytes)
+    return height, width
+
+
+def _check_webp_parts(data: bytes, end: int) -> None:
+    """Refuse a WebP whose parts turn it, or have an alpha channel that its flags may hide."""
     place = 12
     for _ in range(MOST_PARTS):
-        if not flags & 0x08 or place >= 8 + riff_bytes:
-            return height, width
+        if place >= end:
+            return
         kind, length = struct.unpack_from("<4sI", data, place)
         if kind == b"EXIF":
             _check_upright(data[place + 8 : place + 8 + length].removeprefix(b"Exif\0\0"))
+        elif kind == b"ALPH":
+            raise ValueError(ALPHA)
+        elif kind == b"VP8L":
+            _lossless_bits(data, place + 8)
         # parts have an even length
         place += 8 + length + length % 2
     raise ValueError(TOO_MANY_PARTS)
+
+
+def _lossless_bits(data: bytes, place: int) -> int:
+    """Return the bits of a lossless WebP's size."""
+    signature, bits = struct.unpack_from("<BI", data, place)
+    if signature != 0x2F:
+        raise ValueError("is damaged: the WebP has no signature")
+    if bits >> 28 & 1:
+        raise ValueError(ALPHA)
+    return int(bits)
 
 
 def _check_upright(exif: bytes) -> None:

@@ -12,15 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.datasets.image_header import size_of
+from actors.datasets.image_header import check_sides, size_of
 from actors.datasets.prepared import digest_of
 from schemas.config.images import ImagesConfig
 from schemas.errors import ConfigError
 
 NOT_TAKEN = "neither engines nor the trainer take images yet; leave out the rows with images"
 """Why a run whose data has images does not start."""
-MAX_ASPECT_RATIO = 200
-"""Largest ratio of the sides of an image, as in the processors of Qwen2.5-VL and Qwen3-VL."""
 SOURCES = frozenset({"bytes", "url", "image_url", "image", "path"})
 """Fields of an object that name its image."""
 
@@ -65,11 +63,7 @@ class ImageSource(NamedTuple):
                 raise ValueError(
                     f"has {width} × {height} pixels, and environments[].images.max_pixels is {self.keys.max_pixels}"
                 )
-            if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-                raise ValueError(
-                    f"has {width} × {height} pixels: a side is more than {MAX_ASPECT_RATIO} times the other, which "
-                    "vision models refuse"
-                )
+            check_sides(height, width)
         except ValueError as error:
             raise ConfigError(f"{where} {error}") from None
         return Image(data, height, width)

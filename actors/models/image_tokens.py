@@ -14,10 +14,9 @@ from typing import Any
 from actors.models.tokenizer import model_file
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
+from schemas.limits import IMAGE_ASPECT_RATIO
 from schemas.messages import ImagePlace
 
-MAX_ASPECT_RATIO = 200
-"""Largest ratio of the sides of an image, as in the processors."""
 SIZE_KEYS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 """Fields with the smallest and the largest number of pixels: earlier name, and name in a processor's `size`."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -77,10 +76,10 @@ class ImageTokens:
         Raises:
             ValueError: a side is more than 200 times the other.
         """
-        if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        if max(height, width) > IMAGE_ASPECT_RATIO * min(height, width):
             raise ValueError(
-                f"{width} × {height} pixels: a side is more than {MAX_ASPECT_RATIO} times the other, which the model's "
-                "processor refuses"
+                f"{width} × {height} pixels: a side is more than {IMAGE_ASPECT_RATIO} times the other, which the "
+                "model's processor refuses"
             )
         # of `smart_resize` in transformers; round() is to even, as there
         factor = self.patch_size * self.merge_size

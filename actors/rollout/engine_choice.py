@@ -16,6 +16,7 @@ import structlog
 
 from actors.algorithms.balancing import less_loaded
 from actors.engines.http.client import EngineError, RequestRefusedError, SampledCompletion
+from actors.engines.protocol import PromptImage
 from actors.rollout.held import AttemptError
 from actors.rollout.presence import Presence
 from actors.telemetry.metrics import Metrics
@@ -42,6 +43,7 @@ class Client(Protocol):
         prompt_ids: list[int],
         stop: Sequence[str] = (),
         form: AnswerForm | None = None,
+        images: Sequence[PromptImage] = (),
     ) -> list[SampledCompletion]:
         """Return all completions of a ticket, sampled by this engine; `stop` are texts that end one.
 
@@ -111,6 +113,7 @@ class EngineChoice:
         stop: Sequence[str] = (),
         affinity: "Affinity | None" = None,
         form: AnswerForm | None = None,
+        images: Sequence[PromptImage] = (),
     ) -> list[SampledCompletion]:
         """Return all completions of a ticket. Retry on another engine after a failure, inside the same attempt.
 
@@ -125,6 +128,7 @@ class EngineChoice:
             stop: texts that end a completion.
             affinity: of a trajectory, whose turns go to the same engine while it may sample.
             form: form that each completion must have.
+            images: images of the prompt in the order of their places.
 
         Raises:
             AttemptError: the engine refuses the request, or all retries have failed.
@@ -139,7 +143,7 @@ class EngineChoice:
             self._waits[ticket.ordinal] = f": {engine.name} at {engine.url} has not answered"
             try:
                 with span("request", waits=True, engine=engine.name, completions=ticket.num_completions):
-                    completions = await self._answer(engine, ticket, prompt_ids, stop, form)
+                    completions = await self._answer(engine, ticket, prompt_ids, stop, form, images)
                 check_answer(engine, ticket, completions)
                 return completions
             except RequestRefusedError as error:
@@ -163,6 +167,7 @@ class EngineChoice:
         prompt_ids: list[int],
         stop: Sequence[str],
         form: AnswerForm | None,
+        images: Sequence[PromptImage],
     ) -> list[SampledCompletion]:
         """Return the engine's answer. Wait as long as the engine is alive: a frozen engine keeps connections open.
 
@@ -171,7 +176,7 @@ class EngineChoice:
                 lease, or name another process under the engine's name.
         """
         assert self._client is not None
-        request = asyncio.ensure_future(self._client.sample(engine, ticket, prompt_ids, stop, form))
+        request = asyncio.ensure_future(self._client.sample(engine, ticket, prompt_ids, stop, form, images))
         try:
             while not (await asyncio.wait({request}, timeout=LIVE_CHECK_SECONDS))[0]:
                 if self._presence.is_gone(engine.name, engine.boot_id):

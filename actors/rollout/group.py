@@ -8,8 +8,9 @@ import numpy as np
 
 from actors.datasets import Dataset, Example
 from actors.datasets.base import why_not_sendable
-from actors.datasets.prompts import Encode, Prompts, UncutPromptError
+from actors.datasets.prompts import Encode, Expand, Prompts, UncutPromptError
 from actors.engines.http.client import SampledCompletion
+from actors.engines.protocol import PromptImage
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.held import AttemptError
@@ -29,6 +30,7 @@ class GroupSampler:
         engines: asker of engines; public, since the actor's loop passes each directive on to the engines.
         player: player of environments; None if the run has none.
         note_cut: called with the label of each prompt that is cut (`environments[].long_prompts`).
+        expand: function that gives images their tokens; None: prompts with images are refused.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class GroupSampler:
         engines: EngineChoice,
         player: EnvironmentPlayer | None = None,
         note_cut: Callable[[str], object] = lambda label: None,
+        expand: Expand | None = None,
     ) -> None:
         self._name, self._datasets, self.engines = name, datasets, engines
-        self._prompts = Prompts(config.environments_by_label, encode, note_cut)
+        self._prompts = Prompts(config.environments_by_label, encode, note_cut, expand)
         self._player = player
         self._limit_key, self._limit = longest_sample(config)
 
@@ -99,7 +102,9 @@ class GroupSampler:
                 f"{len(prompt.ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} exceed "
                 f"{self._limit_key} {self._limit}",
             )
-        completions = await self.engines.ask(ticket, prompt.ids)
+        shown = [(place.start, example.images[place.image]) for place in prompt.image_places]
+        images = [PromptImage(start, image.digest, image.data) for start, image in shown]
+        completions = await self.engines.ask(ticket, prompt.ids, images=images)
         return build_group(run, self._name, ticket, example, prompt.ids, completions, prompt.image_places)
 
 

@@ -3,7 +3,7 @@
 from pydantic import Field, model_validator
 
 from schemas.config.base import Section
-from schemas.limits import DATA_FRAME_BYTES, IMAGES, IMAGES_BYTES
+from schemas.limits import DATA_FRAME_BYTES, IMAGE_PIXELS, IMAGES, IMAGES_BYTES
 
 
 class ImagesConfig(Section):
@@ -17,7 +17,7 @@ class ImagesConfig(Section):
     """Greatest number of images of a prompt."""
     max_bytes: int = Field(8 << 20, ge=1, le=DATA_FRAME_BYTES)
     """Bytes of the largest image, as its file has them."""
-    max_pixels: int = Field(16_777_216, ge=1, le=1 << 28)
+    max_pixels: int = Field(16_777_216, ge=1, le=IMAGE_PIXELS)
     """Pixels (width × height) of the largest image, before the model's processor resizes it. A decoded image takes 3
     bytes per pixel, and 12 as numbers."""
 

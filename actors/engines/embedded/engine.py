@@ -281,11 +281,14 @@ class EmbeddedEngine(Tokenizing):
         for request in next_ones:
             try:
                 request.images = self._placed(request.asked)
-            except ValueError as error:
+            except Exception as error:  # noqa: BLE001 - reported to the request
                 with self._changed:
                     self._waiting.remove(request)
-                with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
-                    request.future.set_exception(RequestError(f"images: {error}"))
+                if isinstance(error, ValueError):
+                    with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                        request.future.set_exception(RequestError(f"images: {error}"))
+                else:
+                    self._fail(request, error)
 
     def _placed(self, asked: SampleRequest) -> list[PlacedImage]:
         """Return the images of a prompt with their features.

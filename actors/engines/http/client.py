@@ -1,6 +1,7 @@
 """HTTP client of the completions API: sends token ids, receives token ids, logprobs and policies."""
 
 import asyncio
+import io
 import socket
 import ssl
 import sys
@@ -11,7 +12,8 @@ from typing import Any
 import aiohttp
 
 from actors.engines.http import binary
-from actors.engines.protocol import Completion
+from actors.engines.http import images as with_images
+from actors.engines.protocol import Completion, PromptImage
 from actors.trajectories.forms import AnswerForm
 from bus.topology import KEEPALIVE_PROBES, KEEPALIVE_SECONDS
 from schemas.messages import EnginePeer, Ticket
@@ -70,12 +72,14 @@ class CompletionClient:
         prompt_ids: list[int],
         stop: Sequence[str] = (),
         form: AnswerForm | None = None,
+        images: Sequence[PromptImage] = (),
     ) -> list[SampledCompletion]:
         """Return all completions of a ticket, sampled by one engine.
 
         Args:
             stop: further texts that end a completion.
             form: form that each completion must have.
+            images: images of the prompt in the order of their places.
 
         Raises:
             EngineError: connection, timeout, HTTP 5xx, an answer without completions, or an answer from another boot of
@@ -97,7 +101,13 @@ class CompletionClient:
         if form is not None:
             body["answer_form"] = asdict(form)
         who = f"{engine.name} at {engine.url}"
-        answer = await self._post(f"{engine.url}/v1/completions", body, engine.name)
+        content: dict[str, Any] = {"json": body}
+        if images:
+            content = {
+                "data": io.BytesIO(await asyncio.to_thread(with_images.encode, body, images)),
+                "headers": {"Content-Type": with_images.CONTENT_TYPE},
+            }
+        answer = await self._post(f"{engine.url}/v1/completions", content, engine.name)
         try:
             if len(answer) > MAX_BYTES_AT_ONCE:
                 boot_id, completions = await asyncio.to_thread(binary.decode, answer)
@@ -122,9 +132,10 @@ class CompletionClient:
         """Close all connections."""
         await self._session.close()
 
-    async def _post(self, url: str, body: dict[str, Any], name: str) -> bytes:
+    async def _post(self, url: str, content: dict[str, Any], name: str) -> bytes:
+        headers = {"Accept": binary.CONTENT_TYPE} | content.pop("headers", {})
         try:
-            async with self._session.post(url, json=body, headers={"Accept": binary.CONTENT_TYPE}) as response:
+            async with self._session.post(url, **content, headers=headers) as response:
                 if response.status >= 500:
                     raise EngineError(f"{name} at {url}: HTTP {response.status}: {(await response.text())[:200]}")
                 if response.status >= 400:

@@ -143,6 +143,8 @@ class CompletionRequest(Sampling):
 
     # OpenAI's own default
     max_tokens_by_default = 16
+    prompt_forms: ClassVar[str] = "a text, token ids, or a list of either"
+    """Forms of a prompt, for errors."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
@@ -341,8 +343,8 @@ def parse(kind: type[Request], body: bytes) -> Request:
     if first["type"] == "value_error" and not first["loc"]:
         raise RequestError(str(first["ctx"]["error"]))
     # otherwise the message would list each of the four types that were tried
-    if first["loc"][:1] == ("prompt",):
-        raise RequestError("prompt: must be a text, token ids, or a list of either")
+    if first["loc"][:1] == ("prompt",) and issubclass(kind, CompletionRequest):
+        raise RequestError(f"prompt: must be {kind.prompt_forms}")
     words = "is not known or not supported here" if first["type"] == "extra_forbidden" else first["msg"]
     words = words.removeprefix("Value error, ")
     raise RequestError(f"{'.'.join(map(str, first['loc'])) or 'body'}: {words}")

@@ -2,7 +2,8 @@
 
 Runs an asyncio loop in a separate thread. Answers a request once the engine has finished, or per token (`stream`). A
 disconnecting client cancels the request. A request that can't be served gets HTTP 4xx, and the message says how to
-change the request. `requests` defines the bodies, `answers` the responses, `binary` those to rollout actors.
+change the request. `requests` defines the bodies, `images` those with images, `answers` the responses, `binary` those
+to rollout actors.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from actors.engines.http import binary
+from actors.engines.http import binary, images
 from actors.engines.http.access import only_with
 from actors.engines.http.answers import Answer, ChatAnswer, TextAnswer
 from actors.engines.http.connections import Connections, quiet
@@ -147,9 +148,7 @@ class CompletionServer:
     async def _respond(
         self, http: web.Request, kind: type[Request], make_answer: type[Answer[Request]]
     ) -> web.StreamResponse:
-        async with self._in_time():
-            body = await http.read()
-        asked = parse(kind, body)
+        asked = await self._read(http, kind)
         if asked.model not in self._names:
             served = " or ".join(map(repr, self._names))
             raise _ProblemError(404, f"model: {asked.model!r} is not served here, {served} is")
@@ -177,6 +176,18 @@ class CompletionServer:
             return web.Response(body=encoded, content_type=binary.CONTENT_TYPE)
         # in a thread, since thousands of choices with alternatives, or with tool calls to read, take long
         return web.json_response(await asyncio.to_thread(answer.whole, completions))
+
+    async def _read(self, http: web.Request, kind: type[Request]) -> Request:
+        """Return the request in a body; that of a rollout actor may have images."""
+        if kind is CompletionRequest and http.content_type == images.CONTENT_TYPE:
+            larger = http.clone(client_max_size=limits.HTTP_IMAGES_BODY_BYTES)
+            async with self._in_time():
+                body = await larger.read()
+            # in a thread, since a digest of many megabytes takes long
+            return await asyncio.to_thread(images.ImagesRequest.of_body, body)  # type: ignore[arg-type]
+        async with self._in_time():
+            body = await http.read()
+        return parse(kind, body)
 
     def _encode(self, completions: list[Completion]) -> bytes:
         texts = [text_of(completion, self._engine.detokenize) for completion in completions]

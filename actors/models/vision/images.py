@@ -59,8 +59,12 @@ class ImageReader:
         try:
             # turned as the file says, and without transparency, as transformers' own pipelines have it
             image = load_image(Image.open(io.BytesIO(data)))
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's own of broken files
-            raise ValueError(f"{len(data)} bytes are no image that can be read: {error}") from error
+        except MemoryError:
+            raise  # not the file's fault
+        except Exception as error:  # Pillow's readers raise many kinds for damaged files
+            raise ValueError(
+                f"{len(data)} bytes are no image that can be read: {type(error).__name__}: {error}"
+            ) from error
         made = self._processor(images=[image], return_tensors="pt")
         [[frames, height, width]] = made["image_grid_thw"].tolist()
         assert frames == 1

@@ -41,7 +41,13 @@ def jpeg(width: int, height: int, before: bytes = b"", number: int = 1) -> bytes
 
 def webp(kind: bytes, content: bytes) -> bytes:
     """A WebP of one part."""
-    body = b"WEBP" + kind + struct.pack("<I", len(content)) + content
+    return webp_parts((kind, content))
+
+
+def webp_parts(*parts: tuple[bytes, bytes]) -> bytes:
+    """A WebP of parts, each of a kind and its content."""
+    padded = (kind + struct.pack("<I", len(content)) + content + bytes(len(content) % 2) for kind, content in parts)
+    body = b"WEBP" + b"".join(padded)
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 

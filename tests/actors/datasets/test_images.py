@@ -24,7 +24,7 @@ from actors.datasets.table import Preview
 from schemas.config.data import DatasetConfig, JsonlConfig
 from schemas.config.images import ImagesConfig
 from schemas.errors import ConfigError
-from tests.actors.datasets.pictures import FORMATS, hostile, jpeg, picture, turned, webp
+from tests.actors.datasets.pictures import FORMATS, hostile, jpeg, picture, turned, webp, webp_parts
 
 RED, BLUE = picture(40, 30), picture(20, 50, "JPEG")
 LIMITS = ImagesConfig(max_bytes=1 << 20, max_pixels=1_000_000)
@@ -246,7 +246,7 @@ def test_the_size_in_a_header_is_the_size_of_the_decoded_image(file_format: str)
         "JPEG": [{}, {"progressive": True}, {"quality": 10, "comment": b"\xff\xd9 no end"}],
         "WEBP": [{}, {"lossless": True}, {"icc_profile": b"x" * 99}],
     }[file_format]
-    modes = {"PNG": ["RGB", "L", "RGBA", "P", "1", "LA"], "JPEG": ["RGB", "L", "CMYK"], "WEBP": ["RGB", "RGBA"]}
+    modes = {"PNG": ["RGB", "L", "P", "1", "I;16"], "JPEG": ["RGB", "L", "CMYK"], "WEBP": ["RGB"]}
     for mode in modes[file_format]:
         for options in variants:
             for width, height in ((1, 1), (3, 500), (640, 480), (17, 1)):
@@ -255,6 +255,34 @@ def test_the_size_in_a_header_is_the_size_of_the_decoded_image(file_format: str)
                     image.load()
                     assert (image.height, image.width) == size_of(data) == (height, width)
     assert size_of(turned(file_format, orientation=1)) == (20, 30)
+
+
+def test_an_image_that_is_transparent_in_places_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    """Of every format and kind: engines and trainers would see other pixels."""
+    icc = {"icc_profile": b"x" * 99}
+
+    def webp_of(**options: Any) -> bytes:
+        image, file = PillowImage.linear_gradient("L").resize((7, 5)), io.BytesIO()
+        # Pillow writes no alpha channel where nothing is transparent
+        image.putalpha(image.copy())
+        image.convert("RGBA").save(file, "WEBP", **options)
+        return file.getvalue()
+
+    transparent = [
+        picture(mode="RGBA"),
+        picture(mode="LA"),
+        picture(mode="P", transparency=3),
+        picture(mode="RGB", transparency=(1, 2, 3)),
+        *(webp_of(lossless=lossless, **more) for lossless in (True, False) for more in ({}, icc)),
+        # flags that do not tell of the alpha channel behind them
+        webp_parts((b"VP8X", bytes(4) + b"\6\0\0\4\0\0"), (b"ALPH", b"\0")),
+        webp_parts((b"VP8X", bytes(4) + b"\6\0\0\4\0\0"), (b"VP8L", b"\x2f" + (1 << 28).to_bytes(4, "little"))),
+    ]
+    for data in transparent:
+        with pytest.raises(ValueError, match=r"has an alpha channel .* image\.convert\('RGB'\)"):
+            size_of(data)
+    told = refused(tmp_path, {"prompt": question({"type": "image", "url": url(transparent[0])})})
+    assert "line 1, column 'prompt': image 1 has an alpha channel" in told
 
 
 def test_a_thousand_hostile_images_are_refused_by_name_in_little_memory(request: pytest.FixtureRequest) -> None:

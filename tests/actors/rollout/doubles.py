@@ -53,13 +53,21 @@ class Client:
 
     def __init__(self, failing: dict[str, Exception]) -> None:
         self.failing, self.asked = failing, []
+        self.images: list[list[tuple[int, bytes]]] = []
         self.answers: dict[str, list[SampledCompletion]] = {}
 
     async def sample(
-        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Any = (), form: Any = None
+        self,
+        engine: EnginePeer,
+        ticket: Ticket,
+        prompt_ids: list[int],
+        stop: Any = (),
+        form: Any = None,
+        images: Any = (),
     ) -> list[SampledCompletion]:
         """Two completions of version 3."""
         self.asked.append(engine.name)
+        self.images.append([(image.start, image.data) for image in images])
         await asyncio.sleep(0)
         if engine.name in self.failing:
             raise self.failing[engine.name]

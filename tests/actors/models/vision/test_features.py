@@ -1,6 +1,7 @@
 """Pixels and features of images are those of transformers, computed once per image."""
 
 import io
+import random
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from actors.models.vision.features import FeatureCache, image_features
 from actors.models.vision.images import ImageReader
 from schemas.errors import ConfigError
 from tests import models
+from tests.actors.datasets import pictures
 from tests.actors.models.vision.seeing import loaded, model_config
 from tests.conftest import ModelFolder
 from tests.images import png
@@ -52,6 +54,23 @@ def test_transparent_and_turned_images_are_read_as_transformers_reads_them(model
     assert torch.equal(reader.read(transparent.getvalue()).pixels_PD, reader.read(png(16, 40)).pixels_PD)
     found, usual = reader.read(turned.getvalue()), reader.read(png(16, 40))
     assert (found.grid_height, found.grid_width) == (usual.grid_width, usual.grid_height)
+
+
+def test_damaged_files_are_refused_or_read_and_nothing_else(model_folder: ModelFolder) -> None:
+    """Hundreds of files with wrong bytes behind a sound start: Pillow raises errors of many kinds."""
+    reader, rng = ImageReader(model_config(model_folder("qwen3_vl"))), random.Random(0)
+    refused = 0
+    for number in range(600):
+        file = bytearray(pictures.picture(40, 30, pictures.FORMATS[number % 3]))
+        for _ in range(rng.randint(1, 20)):
+            file[rng.randrange(30, len(file))] = rng.randrange(256)
+        data = bytes(file[: rng.choice([len(file), rng.randrange(30, len(file))])])
+        try:
+            assert reader.read(data).pixels_PD.isfinite().all()
+        except ValueError as error:
+            assert str(error).startswith(f"{len(data)} bytes are no image that can be read: ")  # noqa: PT017
+            refused += 1
+    assert 200 < refused < 600
 
 
 def test_an_image_is_computed_once_until_the_cache_is_full(model_folder: ModelFolder) -> None:
