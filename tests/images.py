@@ -25,5 +25,8 @@ def write_processor(folder: Path) -> None:
         "temporal_patch_size": 2,
         "merge_size": 2,
         "size": {"shortest_edge": 64, "longest_edge": 1024},
+        # without these vLLM normalizes no pixels, where transformers takes other values
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))

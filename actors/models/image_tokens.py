@@ -19,6 +19,8 @@ from schemas.messages import ImagePlace
 
 SIZE_KEYS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 """Fields with the smallest and the largest number of pixels: earlier name, and name in a processor's `size`."""
+BICUBIC = 3
+"""Pillow's number of the filter with which images are resized."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -65,6 +67,10 @@ class ImageTokens:
             numbers.append(value)
         if processor.get("do_resize") is False:
             raise ConfigError(f"model.path: {model.path} has do_resize false in {name}; images must be resized")
+        if processor.get("resample", BICUBIC) != BICUBIC:
+            raise ConfigError(
+                f"model.path: {model.path} has resample {processor['resample']} in {name}, and not {BICUBIC}"
+            )
         return cls(*numbers)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:

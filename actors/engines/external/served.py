@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import structlog
 
 from actors.engines.external.continuation import ABORTED, cut_at_stop, joined, rest_of
+from actors.engines.external.images import Pixels, image_token
 from actors.engines.external.labels import ADAPTER_PREFIX, ServedWeights
 from actors.engines.external.relay import Relay
 from actors.engines.external.staging import Staging, model_shapes, vocab_size
@@ -119,6 +120,7 @@ class ServedEngine(Tokenizing, ABC):
         self._mode, self._max_loras = update_mode, max_loras
         self._serves_adapters = self.holds_two_versions = model.lora is not None
         self._vocab_size = vocab_size(model)
+        self._image_token, self._pixels = image_token(model), Pixels(model)
         self._shapes = {} if self._serves_adapters else model_shapes(model)
         self._staging = Staging(scratch, server)
         self._serving = ServedWeights(uuid.uuid4().hex[:12], None, 0)

@@ -11,12 +11,30 @@ The engine sets the label with each update (see `labels`).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actors.engines.external.images import with_placeholders
 from actors.engines.external.labels import ServedWeights, segments_of
 from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, SampleRequest
 from schemas.messages import PolicyVersion
 
 NO_LOGPROB = -9999.0
 """Value sent by the server for a logprob that is NaN or infinite."""
+
+
+def prompt_of(asked: SampleRequest, urls: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a request's prompt in vLLM's terms.
+
+    The server keeps what it has computed of an image under the image's digest, also keys and values.
+
+    Args:
+        asked: the request.
+        urls: its images as data URLs.
+    """
+    if not asked.images:
+        return {"token_ids": asked.prompt_ids}
+    parts = [
+        {"type": "image_url", "url": url, "uuid": image.digest} for image, url in zip(asked.images, urls, strict=True)
+    ]
+    return {"token_ids": with_placeholders(asked), "content_parts": parts, "return_token_ids": True}
 
 
 def sampling_params(asked: SampleRequest, eos: frozenset[int]) -> dict[str, Any]:

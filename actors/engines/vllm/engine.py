@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from actors.engines.external.images import check_places, check_prompt
 from actors.engines.external.labels import ServedWeights, UnknownWeightsError
 from actors.engines.external.owned import END_SECONDS
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.external.staging import check_fit, shapes_of
 from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import (
-    NO_IMAGES,
     Completion,
     EngineStatus,
     EngineStoppedError,
@@ -152,8 +152,7 @@ class VllmEngine(ServedEngine):
         size, new = len(request.prompt_ids), request.max_tokens or 1
         if size == 0:
             raise RequestError("prompt: is empty")
-        if request.images:
-            raise RequestError(f"images: {NO_IMAGES.format(engine='vllm')}")
+        check_places(request, self._image_token)
         for name, tokens in (("prompt", request.prompt_ids), ("logit_bias", request.logit_bias)):
             check_token_ids(name, tokens, self._vocab_size)
         # the server would cut the completion short silently
@@ -248,12 +247,13 @@ class VllmEngine(ServedEngine):
 
     async def _ask(self, asked: SampleRequest) -> list[Completion]:
         """Send a request until an answer has labels of this engine; return the completions."""
+        urls = await asyncio.to_thread(self._pixels.urls, asked.images) if asked.images else []
         while True:
             await self._gate.wait()
             version = self._serving
             adapter = version if self._serves_adapters else None
             body = {
-                "token_ids": asked.prompt_ids,
+                **answers.prompt_of(asked, urls),
                 "sampling_params": answers.sampling_params(asked, self._eos),
                 "cache_salt": version.name,
             }
@@ -263,6 +263,8 @@ class VllmEngine(ServedEngine):
             try:
                 with self._call(version) as request_id:
                     answer = await self._client.generate(body | {"request_id": request_id})
+                if asked.images:
+                    check_prompt(asked, answer.get("prompt_token_ids"), self._name)
                 return answers.completions_of(answer, asked, self._eos, self._labels, adapter)
             except UnknownWeightsError as error:
                 self._quarantine(version, str(error))

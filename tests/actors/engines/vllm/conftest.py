@@ -63,7 +63,7 @@ MakeVllm = Callable[..., VllmEngine]
 
 @pytest.fixture
 def make_vllm(servable_model: ServableModel, stub: StubServer, tmp_path: Path) -> Iterator[MakeVllm]:
-    """`make_vllm(lora=False, mode="interrupt", noise=None, tied=False, **keys)`: an engine in front of the stub."""
+    """`make_vllm(lora=False, mode="interrupt", noise=None, tied=False, path=None, **keys)`: an engine of the stub."""
     made: list[VllmEngine] = []
 
     def make(
@@ -71,10 +71,11 @@ def make_vllm(servable_model: ServableModel, stub: StubServer, tmp_path: Path) -
         mode: Any = "interrupt",
         noise: NormNoise | None = None,
         tied: bool = False,
+        path: Path | None = None,
         **engine_keys: Any,
     ) -> VllmEngine:
         adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
-        model = ModelConfig(path=str(servable_model(tied=tied)), dtype="float32", lora=adapter)
+        model = ModelConfig(path=str(path or servable_model(tied=tied)), dtype="float32", lora=adapter)
         config = VllmEngineConfig(type="vllm", urls=[stub.url], **{"startup_timeout": 60.0, **engine_keys})
         made.append(
             VllmEngine(

@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests import models
+
 TOKENS_BEFORE_HOLD = 2
 
 
@@ -24,6 +26,8 @@ class StubServer:
         self.healthy, self.in_parts, self.resets_cache = True, False, True
         self.label, self.adapters = "default", dict[str, str]()
         self.calls: list[tuple[str, Any]] = []
+        self.tokens_per_image: int | None = 4
+        """Tokens that each image becomes; None: the server does not tell its prompt."""
         self.holding = False
         """Requests stop behind two tokens, until they are released or aborted."""
         self.refuse: dict[str, tuple[int, Any]] = {}
@@ -118,9 +122,19 @@ class StubServer:
             await asyncio.sleep(0.005)
         reason = "abort" if name in self._aborted else "length"
         length = TOKENS_BEFORE_HOLD if reason == "abort" else params["max_tokens"]
-        return web.json_response(
-            {"choices": [_choice(i, params, length, reason, label) for i in reversed(range(params["n"]))]}
-        )
+        answer = {"choices": [_choice(i, params, length, reason, label) for i in reversed(range(params["n"]))]}
+        if body.get("return_token_ids") and self.tokens_per_image is not None:
+            answer["prompt_token_ids"] = self._expanded(body["token_ids"], len(body["content_parts"]))
+        return web.json_response(answer)
+
+    def _expanded(self, ids: list[int], num_images: int) -> list[int]:
+        """The first placeholders with the tokens of the images, as vLLM takes them."""
+        expanded: list[int] = []
+        for one in ids:
+            is_image = one == models.IMAGE and num_images > 0
+            num_images -= is_image
+            expanded += [one] * ((self.tokens_per_image or 0) if is_image else 1)
+        return expanded
 
 
 def _choice(index: int, params: Any, length: int, reason: str, label: str) -> Any:

@@ -3,23 +3,30 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from actors.datasets.prepared import digest_of
+from actors.engines.external.images import Pixels
 from actors.engines.external.upstream import RefusedError
-from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.protocol import Completion, EngineStoppedError, PromptImage, RequestError, SampleRequest
 from actors.engines.vllm.engine import VllmEngine
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.errors import ConfigError
 from schemas.messages import PolicyVersion
+from tests import models
+from tests.actors.datasets.pictures import picture
 from tests.actors.engines.engines import WAIT, ask, policy, sample
 from tests.actors.engines.vllm.conftest import MakeVllm, ServableModel
 from tests.actors.engines.vllm.stub import StubServer, token
 from tests.actors.engines.vllm.test_process import wait_for
+from tests.actors.models.vision.seeing import model_config
+from tests.conftest import ModelFolder
 from tests.folders import folder_at
 
 PROMPT = [1, 8, 9, 3]
@@ -59,6 +66,76 @@ def test_a_request_becomes_one_call(make_vllm: MakeVllm, stub: StubServer) -> No
     status = engine.status()
     assert (status.policy, status.num_running, status.generated_tokens, status.state) == (None, 0, 6, "clean")
     assert status.busy_seconds > 0
+
+
+SEEN = [1, models.VISION_START, *[models.IMAGE] * 4, models.VISION_END, 5, *[models.IMAGE] * 4, 6]
+"""A prompt with two images of four tokens."""
+
+
+def seeing(n: int = 1, max_tokens: int = 3) -> SampleRequest:
+    """A request with two images."""
+    files = zip((2, 8), (picture(8, 9), picture(20, 30, "JPEG")), strict=True)
+    return replace(
+        ask(SEEN, n=n, max_tokens=max_tokens), images=tuple(PromptImage(i, digest_of(d), d) for i, d in files)
+    )
+
+
+def test_images_go_once_for_all_completions_under_their_digests(
+    make_vllm: MakeVllm, stub: StubServer, model_folder: ModelFolder
+) -> None:
+    """One placeholder each, and the prompt that vLLM makes of them comes back; without images nothing else is sent."""
+    engine = make_vllm(path=model_folder("qwen3_vl"))
+    request = seeing(n=3)
+    [completions] = sample(engine, request)
+    assert [len(completion.token_ids) for completion in completions] == [3] * 3
+    [body] = stub.asked("/inference/v1/generate")
+    assert body["token_ids"] == [1, models.VISION_START, models.IMAGE, models.VISION_END, 5, models.IMAGE, 6]
+    urls = Pixels(model_config(model_folder("qwen3_vl"))).urls(request.images)
+    assert body["content_parts"] == [
+        {"type": "image_url", "url": url, "uuid": image.digest} for url, image in zip(urls, request.images, strict=True)
+    ]
+    sample(engine, ask(PROMPT))
+    assert {"content_parts", "return_token_ids"}.isdisjoint(stub.asked("/inference/v1/generate")[1])
+
+
+def test_a_server_whose_images_have_other_tokens_is_refused(
+    make_vllm: MakeVllm, stub: StubServer, model_folder: ModelFolder
+) -> None:
+    """Its completions would be of another prompt than the trainer's; other requests go on."""
+    engine = make_vllm(path=model_folder("qwen3_vl"))
+    told = {5: "vLLM makes 10 tokens of the 2 images, and 15 of the prompt; this run makes 8", None: "does not tell"}
+    for stub.tokens_per_image, words in told.items():
+        with pytest.raises(RequestError, match=f"^images: .*{words}"):
+            engine.submit(seeing()).result(WAIT)
+    assert sample(engine, ask(PROMPT))[0][0].token_ids
+    assert engine.status().state == "clean"
+
+
+def test_an_interrupted_completion_goes_on_with_its_images(
+    make_vllm: MakeVllm, stub: StubServer, model_folder: ModelFolder
+) -> None:
+    """The rest is asked for behind the whole prompt, with each image in its place."""
+    engine = make_vllm(lora=True, path=model_folder("qwen3_vl"))
+    engine.load(policy(1), ADAPTER, WAIT)
+    stub.holding = True
+    future = engine.submit(seeing(max_tokens=6))
+    wait_for(lambda: len(stub.asked("/inference/v1/generate")) == 1)
+    engine.load(policy(2), ADAPTER, WAIT)
+    engine.load(policy(3), ADAPTER, WAIT)
+    stub.release()
+    [completion] = future.result(WAIT)
+    assert [start for start, _, _ in completion.segments] == [0, 2]
+    assert len(completion.token_ids) == 6
+    first, second = stub.asked("/inference/v1/generate")
+    assert second["token_ids"] == [*first["token_ids"], *completion.token_ids[:2]]
+    assert second["content_parts"] == first["content_parts"]
+
+
+def test_a_model_of_text_alone_refuses_images(make_vllm: MakeVllm, stub: StubServer) -> None:
+    """Before the server is asked."""
+    with pytest.raises(RequestError, match=r"images: the model sees none; model\.path"):
+        make_vllm().submit(seeing())
+    assert not stub.asked("/inference/v1/generate")
 
 
 def test_pieces_are_whole_completions(make_vllm: MakeVllm) -> None:

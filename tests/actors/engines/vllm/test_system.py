@@ -78,6 +78,7 @@ def start(
     mode: Any = "interrupt",
     extra_args: Sequence[str] = (),
     memory: ServerMemory | None = None,
+    startup: float = STARTUP,
     **keys: Any,
 ) -> VllmEngine:
     """An engine with a server of its own, whose steps take some time; it can set norms, as one with noise can."""
@@ -85,13 +86,13 @@ def start(
         type="vllm",
         max_model_len=4096,
         enforce_eager=True,
-        startup_timeout=STARTUP,
+        startup_timeout=startup,
         gpu_memory_utilization=0.3,
         extra_args=["--worker-extension-cls", "unhurried.Unhurried", *extra_args],
         **keys,
     )
     settings = ModelConfig(path=str(model), dtype="bfloat16" if lora else "float32", lora=LORA if lora else None)
-    inside = str(Path(__file__).parent / "inside")
+    inside = os.pathsep.join([str(Path(__file__).parent / "inside"), *filter(None, [os.environ.get("PYTHONPATH")])])
     log, scratch = folder / "logs" / "inference-0.vllm.log", scratch_at(folder / "run" / "server.inference-0")
     # vLLM takes this size before that of the command line
     cache = {} if memory else {"VLLM_CPU_KVCACHE_SPACE": "1"}

