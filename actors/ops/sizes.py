@@ -132,8 +132,7 @@ def sizes(config: RunConfig) -> list[Size]:
 def table(config: RunConfig) -> str:
     """Return all amounts as a table for people."""
     lines = [
-        "at full length, each completion with rollout.max_tokens tokens; without images, columns of the data and "
-        "conversations:"
+        "at full length, each completion with rollout.max_tokens tokens; without columns, images and conversations:"
     ]
     return "\n".join([*lines, *map(str, sizes(config))])
 
