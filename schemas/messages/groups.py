@@ -228,8 +228,12 @@ class RolloutGroup(Message):
             if place.length < 1 or not end <= place.start < ends[-1]:
                 raise ValueError(f"image_places: a place at {place.start} with {place.length} tokens, behind {end}")
             end = place.start + place.length
-            if end > ends[np.searchsorted(ends, place.start, side="right")]:
+            own_end = ends[np.searchsorted(ends, place.start, side="right")]
+            if end > own_end:
                 raise ValueError(f"image_places: the place at {place.start} ends behind its prompt or sample")
+            # a packed row leaves out the last token of a sample
+            if end == own_end and place.start >= len(self.prompt_ids):
+                raise ValueError(f"image_places: the place at {place.start} is the end of its sample")
 
     @property
     def num_completions(self) -> int:

@@ -256,8 +256,8 @@ def _with_places(*places: tuple[int, int, int], images: Any = (b"red", b"blue"))
 
 def test_images_may_lie_in_prompts_and_behind_them() -> None:
     """Four tokens of the prompt, then samples of three and two tokens."""
-    group = _with_places((1, 0, 1), (0, 4, 3), (1, 8, 1))
-    assert [place.start for place in group.image_places] == [0, 4, 8]
+    group = _with_places((1, 0, 1), (0, 4, 2), (1, 7, 1))
+    assert [place.start for place in group.image_places] == [0, 4, 7]
 
 
 @pytest.mark.parametrize(
@@ -273,6 +273,8 @@ def test_images_may_lie_in_prompts_and_behind_them() -> None:
         ([(0, 0, 1), (1, 9, 1)], "a place at 9"),
         ([(0, 0, 1), (1, 1, 1), (1, 2, 2)], "an image has places of different lengths"),
         ([(0, 0, 1), (1, 3, 2)], "the place at 3 ends behind its prompt or sample"),
+        ([(0, 0, 1), (1, 5, 2)], "the place at 5 is the end of its sample"),
+        ([(0, 0, 1), (1, 8, 1)], "the place at 8 is the end of its sample"),
         ([(0, 0, 1), (1, 6, 2)], "the place at 6 ends behind its prompt or sample"),
         ([(0, 0, 1), (1, 8, 1 << 62)], "the place at 8 ends behind its prompt or sample"),
     ],
