@@ -6,7 +6,7 @@ Imports are inside the functions, so that no actor loads modules that only anoth
 import re
 import socket
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from actors.engines import embedded, fake, sglang, vllm
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from actors.algorithms.losses import CustomLoss
     from actors.callbacks.loop import CallbacksActor
     from actors.datasets import Dataset
-    from actors.datasets.prompts import Encode
+    from actors.datasets.prompts import Encode, Expand
     from actors.engines.protocol import Engine
     from actors.inference.loop import InferenceActor
     from actors.learner.protocol import Learner
@@ -83,7 +83,8 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     engines, player = EngineChoice(config, metrics, client), None
     if chats := make_chats(config):
         player = EnvironmentPlayer(config, name, chats, engines, metrics, longest_sample(config)[1])
-    return RolloutActor(config, name, metrics, GroupSampler(config, name, datasets, encode, engines, player, note_cut))
+    sampler = GroupSampler(config, name, datasets, encode, engines, player, note_cut, make_expand(config))
+    return RolloutActor(config, name, metrics, sampler)
 
 
 def make_rollout_datasets(config: RunConfig) -> "dict[tuple[Purpose, str], Dataset]":
@@ -111,6 +112,20 @@ def make_encode(config: RunConfig, name: str) -> "Encode":
 
     loads_model = config.inference.engine.loads_model
     return Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
+
+
+def make_expand(config: RunConfig) -> "Expand | None":
+    """Make the function that gives images of prompts their tokens; None if the run takes no images.
+
+    The model's files are read with the first image, so a run on text needs no image processor.
+    """
+    from actors.datasets.images import why_not_taken
+    from actors.models.image_tokens import ImageTokens
+
+    if why_not_taken(config):
+        return None
+    rule = cache(partial(ImageTokens.of_model, config.model))
+    return lambda token_ids, sizes: rule().expand(token_ids, sizes)
 
 
 def make_chats(config: RunConfig) -> "dict[str, Chat]":
@@ -150,6 +165,7 @@ def make_packer(
     from actors.algorithms.moving_levels import MovingLevel
     from actors.datasets import make_dataset, prepared_folder
     from actors.datasets.identity import pinned_commits
+    from actors.datasets.images import why_not_taken
     from actors.datasets.prompts import Prompts
     from actors.environments.own_examples import own_examples
     from actors.ledger import Store
@@ -171,7 +187,12 @@ def make_packer(
     prompts = None
     # the tokenizer is loaded only where prompts must be measured
     if any(e.max_prompt_tokens is not None and e.long_prompts == "drop" for e in config.environments):
-        prompts = Prompts(config.environments_by_label, make_encode(config, name))
+        prompts = Prompts(
+            config.environments_by_label,
+            make_encode(config, name),
+            expand=make_expand(config),
+            why_not=why_not_taken(config),
+        )
     weights = [e.weight for e in config.trained if e.weight is not None]
     ledger = config.ledger
     store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)

@@ -10,7 +10,9 @@ run is at rest: no rollout asks for tickets.
 `us/beat`        CPU time of all threads of the packer's process per heartbeat, answer and rounds included
 `bytes`          bytes of all frames of a rollout's answer; `heartbeat`: those of its heartbeat
 `version ms`     CPU time of the packer's process that one new version of one engine costs, until every rollout has it
-`p99 ms`         time from the sending of the engine's heartbeat until a rollout has read it: 99 of 100 rollouts
+`sent ms`        time from the round that publishes this version until its directive to every rollout is sent
+`p99 ms`         time from the sending of the engine's heartbeat until a rollout has read it: 99 of 100 rollouts; the
+                 process that is all rollouts reads a few thousand messages for it, on the same cores
 """
 
 import argparse
@@ -51,7 +53,7 @@ from tests.ports import free_port
 BEAT_SECONDS = 1.0
 VERSIONS = 9
 """New versions whose cost is measured; each is told by another engine."""
-JOIN_SECONDS, VERSION_SECONDS = 120.0, 2.0
+JOIN_SECONDS, VERSION_SECONDS, LOOK_SECONDS = 120.0, 2.0, 0.005
 
 
 def config(folder: Path, rollouts: int, engines: int, rewards: int) -> RunConfig:
@@ -145,7 +147,7 @@ class Peers:
 
     def read(self, seconds: float) -> None:
         """Read what comes within some time."""
-        for socket, _ in self.poller.poll(1000 * seconds):
+        for socket, _ in self.poller.poll(round(1000 * seconds)):
             while True:
                 try:
                     frames = socket.recv_multipart(zmq.NOBLOCK)
@@ -200,6 +202,17 @@ class Packer:
         raise_limits(run)
         self.numbers = numbers
         self.actor = make_packer(run, "packer-0", Metrics("packer"))
+        self.server = self.actor._control
+        self.published_at = 0.0
+        publish = self.server.publish
+
+        def noted(directives: dict[bytes, Any], **options: Any) -> None:
+            # a new version is told to all rollouts; other rounds concern a few peers
+            if 2 * len(directives) > numbers["rollout"]:
+                self.published_at = time.monotonic()
+            publish(directives, **options)
+
+        self.server.publish = noted  # type: ignore[method-assign, assignment]
         self.thread = threading.Thread(target=self.actor.run, daemon=True)
         self.thread.start()
         context = multiprocessing.get_context("spawn")
@@ -225,19 +238,41 @@ class Packer:
     def rest(self, seconds: float) -> tuple[float, dict[str, list[int]]]:
         """Return CPU seconds of this process over some time at rest, and the counts of that time."""
         before, started = self.counts(), time.process_time()
-        time.sleep(seconds)
+        self.look(seconds)
         busy, after = time.process_time() - started, self.counts()
         return busy, {kind: [b - a for a, b in zip(before[kind], after[kind], strict=True)] for kind in before}
 
-    def version(self, number: int, seconds: float) -> tuple[float, list[float]]:
-        """Let an engine serve a new version; return CPU seconds, and seconds until each rollout has read it."""
-        started = time.process_time()
+    def look(self, seconds: float) -> float:
+        """Watch the server for some time; return the time at which the last directive was sent."""
+        sent_at, until = 0.0, time.monotonic() + seconds
+        was_sending = False
+        while time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+            sending = 2 * self.server.num_unsent > self.numbers["rollout"] or (
+                was_sending and self.server.num_unsent > 0
+            )
+            if was_sending and not sending:
+                sent_at = time.monotonic()
+            was_sending = sending
+        return sent_at
+
+    def version(self, number: int, seconds: float) -> tuple[float, float, list[float]]:
+        """Let an engine serve a new version.
+
+        Returns:
+            CPU seconds; seconds from the round that publishes it until all is sent; seconds until each rollout has read
+            it.
+        """
+        started, self.published_at = time.process_time(), 0.0
         self.pipes["inference"].send(("version", (number % self.numbers["inference"], number)))
-        sent = self.pipes["inference"].recv()
-        time.sleep(seconds)
+        told = self.pipes["inference"].recv()
+        sent_at = self.look(seconds)
+        assert min(sent_at, self.published_at) > 0, (
+            f"version {number} was not told to all rollouts within {seconds:g} s"
+        )
         busy = time.process_time() - started
         self.pipes["rollout"].send(("heard", number))
-        return busy, [at - sent for at in self.pipes["rollout"].recv()]
+        return busy, sent_at - self.published_at, [at - told for at in self.pipes["rollout"].recv()]
 
     def close(self) -> None:
         """End all processes."""
@@ -254,13 +289,14 @@ def measure(size: str, seconds: float) -> dict[str, Any]:
         packer = Packer(folder, numbers)
         packer.join()
         busy, found = packer.rest(seconds)
-        costs, late = [], []
+        costs, sent, late = [], [], []
         for version in range(2, 2 + VERSIONS):
             # one window with a new version and one without, next to each other: neighbours on the machine come and go
             resting, _ = packer.rest(VERSION_SECONDS)
-            told, times = packer.version(version, VERSION_SECONDS)
+            told, seconds_to_send, times = packer.version(version, VERSION_SECONDS)
             assert len(times) == numbers["rollout"], f"only {len(times)} rollouts have heard of version {version}"
             costs.append(1000 * (told - resting))
+            sent.append(1000 * seconds_to_send)
             late.append(1000 * times[int(0.99 * (len(times) - 1))])
         packer.close()
     beats, answers, num_bytes, sent_bytes, _ = found["rollout"]
@@ -273,6 +309,8 @@ def measure(size: str, seconds: float) -> dict[str, Any]:
         "answers/beat": answers / beats,
         "heartbeat": sent_bytes / beats,
         "version ms": statistics.median(costs),
+        "sent ms": statistics.median(sent),
+        "worst sent ms": max(sent),
         "p99 ms": statistics.median(late),
         "worst p99 ms": max(late),
         "descriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -8,7 +8,7 @@ reason. Receiving copies no large array: these are read-only views of the frames
                  names the arrays with dtype and axes, `sizes` gives axis lengths, `small` joins arrays up to 4 KiB
     frames 1..n  raw bytes of a larger array each
     then         UTF-8 of the kind's texts (`texts`), if any; the header has their lengths in bytes
-    then         a frame for each image of the kind (`blobs`), if any; the header has their number
+    then         the images of the kind (`blobs`), if any, joined in frames; the header has their sizes
 """
 
 import itertools
@@ -64,9 +64,11 @@ def encode(message: Message) -> list[bytes | memoryview]:
         frames.append(_take_texts_out(header, message.texts))
     names = [*large, "texts"]
     if blobs := header.get(message.blobs):
-        frames += blobs
-        names += [message.blobs] * len(blobs)
-        header[message.blobs] = len(blobs)
+        header[message.blobs] = [len(blob) for blob in blobs]
+        # a frame of one blob is this very blob, since joining a single object of bytes copies nothing
+        joined_blobs = [b"".join(blobs[start:end]) for start, end in _blob_frames(header[message.blobs])]
+        frames += joined_blobs
+        names += [message.blobs] * len(joined_blobs)
     # before packing: msgpack would build megabytes for a list that no receiver takes
     for name, value in header.items():
         most = limits.LIST_ITEMS if isinstance(value, list) else limits.MAP_ITEMS
@@ -267,14 +269,35 @@ def _put_texts_back(header: dict[str, Any], names: Sequence[str], frames: Sequen
         raise DecodeError("bad_array", f"texts: {error}"[:300]) from None
 
 
+def _blob_frames(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and the last (exclusive) blob of each frame: as many as fit into a frame, and one at least."""
+    found, start, filled = list[tuple[int, int]](), 0, 0
+    for number, size in enumerate(sizes):
+        if number > start and filled + size > limits.DATA_FRAME_BYTES:
+            found.append((start, number))
+            start, filled = number, 0
+        filled += size
+    return [*found, (start, len(sizes))]
+
+
 def _put_blobs_back(message_type: type[Message], header: dict[str, Any], frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Replace the number of blobs in the header by the bytes of the last frames; return the frames before these."""
-    number = header[message_type.blobs]
-    if type(number) is not int or not 1 <= number < len(frames):
-        raise DecodeError("bad_array", f"{message_type.blobs}: {reprlib.repr(number)} of {len(frames)} frames")
-    # copied, since pydantic takes bytes alone
-    header[message_type.blobs] = [bytes(memoryview(frame)) for frame in frames[-number:]]  # type: ignore[arg-type]
-    return frames[:-number]
+    """Replace the sizes of blobs in the header by their bytes in the last frames; return the frames before these."""
+    sizes = header[message_type.blobs]
+    if not isinstance(sizes, list) or not sizes or any(type(size) is not int or size < 0 for size in sizes):
+        raise DecodeError("bad_array", f"{message_type.blobs}: {reprlib.repr(sizes)} are no sizes")
+    shares = _blob_frames(sizes)
+    held = [len(frame) for frame in frames[1:][-len(shares) :]]
+    if held != [sum(sizes[start:end]) for start, end in shares]:
+        raise DecodeError("bad_array", f"{message_type.blobs}: {sum(sizes)} bytes by the header, frames have {held}")
+    blobs = list[bytes]()
+    for (start, end), frame in zip(shares, frames[-len(shares) :], strict=True):
+        view, place = memoryview(frame), 0  # type: ignore[arg-type]
+        for size in sizes[start:end]:
+            # copied, since pydantic takes bytes alone
+            blobs.append(bytes(view[place : place + size]))
+            place += size
+    header[message_type.blobs] = blobs
+    return frames[: -len(shares)]
 
 
 class _Count:

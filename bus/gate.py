@@ -98,6 +98,11 @@ class Gate:
                 self._connections[value] = Connection.accepted(value)
 
     @property
+    def num_open(self) -> int:
+        """Number of open connections."""
+        return len(self._connections)
+
+    @property
     def unfinished(self) -> int:
         """Bytes received in unfinished messages, over all connections."""
         # a copy, here and below: the monitor's thread adds and removes connections

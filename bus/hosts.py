@@ -113,6 +113,22 @@ def endpoints_of(host: str, port: str) -> list[str]:
     return [f"tcp://{bracketed(one)}:{port}" for one in hosts]
 
 
+def own_address(endpoint: str) -> str:
+    """Return this machine's address on the way to a numeric tcp endpoint, by the kernel's routes; empty if unknown."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not _NUMERIC.fullmatch(host):
+        return ""
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # chooses a route, and sends nothing
+            probe.connect((host.strip("[]"), int(port)))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
 def to_bind(address: str, host: str = "") -> list[str]:
     """Return the addresses on which the packer listens: all those behind its name, by number.
 

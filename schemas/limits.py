@@ -17,10 +17,10 @@ DATA_HEADER_BYTES = 4 * MIB
 DATA_FRAME_BYTES = 64 * MIB
 TOKEN_BYTES = 4
 """Bytes of a token id, a logprob or an advantage. The longest arrays of a message have one such number per token."""
-FRAMES = 96
+FRAMES = 40
 MESSAGE_BYTES = 512 * MIB
 IMAGES, IMAGES_BYTES = 64, 256 * MIB
-"""Images of a group, and their bytes together. Each image is a frame."""
+"""Images of a group, and their bytes together."""
 IMAGE_PIXELS = 178_956_970
 """Pixels of an image; Pillow decodes no larger one."""
 IMAGE_ASPECT_RATIO = 200
@@ -105,9 +105,9 @@ TABLE = (
     Limit("control: frame", CONTROL_FRAME_BYTES, "bytes", "an array of 65 536 holds"),
     Limit("data: header", DATA_HEADER_BYTES, "bytes", "columns of an example and a chat prompt; texts are in a frame"),
     Limit("data: frame", DATA_FRAME_BYTES, "bytes", "16.7 million tokens, or the texts of a group"),
-    Limit("frames of a message", FRAMES, "frames", "the largest kind of message has 17, and a group's images"),
+    Limit("frames of a message", FRAMES, "frames", "the largest kind of message has 17, and its images at most 17"),
     Limit("message", MESSAGE_BYTES, "bytes", "seven arrays of 16.7 million tokens"),
-    Limit("images of a group", IMAGES, "images", "each is a frame; of a prompt environments[].images.max_images"),
+    Limit("images of a group", IMAGES, "images", "of a prompt environments[].images.max_images"),
     Limit("bytes of a group's images", IMAGES_BYTES, "bytes", "half of a message"),
     Limit("pixels of an image", IMAGE_PIXELS, "pixels", "Pillow's limit; environments[].images.max_pixels is lower"),
     Limit("control: message", CONTROL_MESSAGE_BYTES, "bytes", "a header and its arrays"),

@@ -4,7 +4,8 @@ The tokens of a step are concatenated to one pool, all prompts first, then all c
 from the pool with one index array, so a step costs a few dozen numpy calls, whatever its number of completions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from actors.algorithms.advantages.shaping import environment_weights
 from actors.algorithms.packing import pack
 from actors.algorithms.prefixes import nested
 from schemas.config import RunConfig
-from schemas.messages import SEGMENT_VERSION, ScoredGroup, StepBatch
+from schemas.messages import SEGMENT_VERSION, ImagePlace, ScoredGroup, StepBatch
 
 Ints = NDArray[np.int64]
 BUNDLES_PER_ROW = (1, 2, 4, 8)
@@ -95,8 +96,10 @@ def build_batches(
             num_completions=np.array([np.unique(arena.completions[part]).size for part in parts], np.int64),
             ordinals=np.array([group.ordinal for group in groups], np.int64),
             micro_batch_offsets=_offsets([samples.size for samples, _ in micro_batches]),
-            sample_shared=_joined((shared for _, shared in micro_batches), np.int64),
-            **arena.take(_joined((samples for samples, _ in micro_batches), np.int64)),
+            **arena.take(
+                _joined((samples for samples, _ in micro_batches), np.int64),
+                _joined((shared for _, shared in micro_batches), np.int64),
+            ),
         )
         for rank, micro_batches in enumerate(ranks)
     ]
@@ -163,6 +166,8 @@ class _TokenArena:
         self.trained = (self.loss_tokens > 0) | (lost == 0)
         self._shares = _shares(self.loss_tokens, self.trained, self.completions)
         self._token_ids = _joined([*(g.prompt_ids for g in groups), *(g.token_ids for g in groups)], np.int32)
+        self._images, self._image_places = _images_in_pool(groups)
+        self._content = _content(self._token_ids, self._image_places)
         self._per_token = {
             "loss_mask": self._behind_prompts(0, left),
             "logprobs": self._behind_prompts(0.0, _joined((group.logprobs for group in groups), np.float32)),
@@ -242,7 +247,7 @@ class _TokenArena:
         if not samples.size or self._has_one_prompt[self._groups[samples[0]]]:  # nothing but the prompt is shared
             return samples.tolist(), [0, *prompts[1:]][: samples.size]
         tokens = [
-            np.concatenate([self._token_ids[start : start + size], self._token_ids[first : first + length]])
+            np.concatenate([self._content[start : start + size], self._content[first : first + length]])
             for start, size, first, length in zip(
                 self._prompt_starts[samples],
                 prompts,
@@ -257,8 +262,13 @@ class _TokenArena:
     def _behind_prompts(self, fill: float, values: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([np.full(self._num_prompt_tokens, fill, values.dtype), values])
 
-    def take(self, samples: Ints) -> dict[str, Any]:
-        """Return the array fields of a StepBatch with these samples, in this order, prompt before completion."""
+    def take(self, samples: Ints, shared: Ints) -> dict[str, Any]:
+        """Return the fields of a StepBatch with these samples, in this order, prompt before completion.
+
+        Args:
+            samples: numbers of the samples.
+            shared: tokens that each sample shares with the sample before it.
+        """
         # two spans per sample, (B, 2): the prompt, shared by the samples of a group, and the completion
         starts = np.stack([self._prompt_starts[samples], self._num_prompt_tokens + self._starts[samples]], axis=1)
         lengths = np.stack([self.prompt_lengths[samples], self.lengths[samples]], axis=1)
@@ -270,12 +280,74 @@ class _TokenArena:
             "prompt_lengths": lengths[:, 0].copy(),
             "sample_ordinals": self._ordinals[samples],
             "completions": self.completions[samples],
+            "sample_shared": shared,
             "sample_shares": self._shares[samples],
             "rewards": self._rewards[samples],
             "rl_weights": self.rl[samples],
             "ref_kl_weights": self.ref_kl[samples],
             "token_ids": self._token_ids[places],
+            **self._images_of(starts, lengths, shared),
         } | {name: values[places] for name, values in self._per_token.items()}
+
+    def _images_of(self, starts: Ints, lengths: Ints, shared: Ints) -> dict[str, Any]:
+        """Return the images of samples, each once, and their places outside of shared tokens; empty without images.
+
+        Args:
+            starts: start of prompt and completion of each sample in the pool, (B, 2).
+            lengths: tokens of each, (B, 2).
+            shared: tokens that each sample shares with the sample before it, (B,).
+        """
+        if not self._images:
+            return {}
+        numbers, found, sample = dict[int, int](), list[ImagePlace](), 0
+        for spans, sizes, prefix in zip(starts.tolist(), lengths.tolist(), shared.tolist(), strict=True):
+            for first, size, before in ((spans[0], sizes[0], 0), (spans[1], sizes[1], sizes[0])):
+                for place in self._places_in(first + max(0, prefix - before), first + size):
+                    number = numbers.setdefault(place.image, len(numbers))
+                    start = sample + before + place.start - first
+                    found.append(ImagePlace(image=number, start=start, length=place.length))
+            sample += sum(sizes)
+        return {"images": [self._images[number] for number in numbers], "image_places": found}
+
+    def _places_in(self, start: int, end: int) -> Iterator[ImagePlace]:
+        """Yield the places of images that start in a part of the pool."""
+        for number in range(bisect_left(self._image_places, start, key=_start), len(self._image_places)):
+            if self._image_places[number].start >= end:
+                break
+            yield self._image_places[number]
+
+
+def _images_in_pool(groups: Sequence[ScoredGroup]) -> tuple[list[bytes], list[ImagePlace]]:
+    """Return the images of a step, each once, and their places in the pool, in the order of tokens."""
+    images, prompts, behind = dict[bytes, int](), list[ImagePlace](), list[ImagePlace]()
+    prompt, sample = 0, sum(group.prompt_ids.size for group in groups)
+    for group in groups:
+        numbers = [images.setdefault(image, len(images)) for image in group.images]
+        for place in group.image_places:
+            is_prompt = place.start < group.prompt_ids.size
+            start = place.start + (prompt if is_prompt else sample - group.prompt_ids.size)
+            moved = ImagePlace(image=numbers[place.image], start=start, length=place.length)
+            (prompts if is_prompt else behind).append(moved)
+        prompt, sample = prompt + group.prompt_ids.size, sample + group.token_ids.size
+    return [*images], prompts + behind
+
+
+def _content(token_ids: NDArray[np.int32], places: Sequence[ImagePlace]) -> NDArray[np.int32]:
+    """Return token ids in which each image has an id of its own, below 0: images have equal token ids.
+
+    Prefixes that are equal in these ids have equal images, and cut none, since an image has the same number of tokens
+    everywhere.
+    """
+    if not places:
+        return token_ids
+    found = token_ids.copy()
+    for place in places:
+        found[place.start : place.start + place.length] = -1 - place.image
+    return found
+
+
+def _start(place: ImagePlace) -> int:
+    return place.start
 
 
 def _numbered(parts: Sequence[tuple[Ints, int]]) -> Ints:

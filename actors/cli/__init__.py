@@ -40,6 +40,9 @@ def main(argv: list[str] | None = None) -> int:
         # stdout may hold text still, which the interpreter would flush at exit, and complain about the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:  # Ctrl-C at work that has no end of its own for it, as a first look at a data set
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except ConfigError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)

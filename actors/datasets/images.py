@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 from actors.datasets.image_header import check_sides, size_of
 from actors.datasets.prepared import digest_of
+from schemas.config import RunConfig
 from schemas.config.images import ImagesConfig
 from schemas.errors import ConfigError
 
-NOT_TAKEN = "neither engines nor the trainer take images yet; leave out the rows with images"
-"""Why a run whose data has images does not start."""
 SOURCES = frozenset({"bytes", "url", "image_url", "image", "path"})
 """Fields of an object that name its image."""
 
@@ -122,6 +121,19 @@ class ImageSource(NamedTuple):
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self.keys.max_bytes:
             raise ValueError(f"has {num_bytes} bytes, and environments[].images.max_bytes is {self.keys.max_bytes}")
+
+
+def why_not_taken(config: RunConfig) -> str:
+    """Return why a run takes no prompts with images, with the key to change; empty if it takes them."""
+    engine = config.inference.engine
+    if not engine.takes_images:
+        return (
+            f"inference.engine.type {engine.type} takes no images; take embedded or vllm, or leave out the rows with "
+            "images"
+        )
+    if config.trainer.teacher is not None:
+        return "a teacher sees no images; leave out trainer.teacher, or the rows with images"
+    return ""
 
 
 def values_of(column: Any) -> list[Any]:

@@ -58,6 +58,8 @@ class Jsonl:
         """Number of rows that can't be sent with a group, and the reason for the first; 0 and empty without `check`."""
         self.num_with_images = 0
         """Number of rows whose prompt has images; 0 without `check`."""
+        self.image_bytes = 0
+        """Bytes of the images of all these rows."""
         if self.path:
             self._read(self.path)
         self.num_examples: int | None = max(0, len(self._offsets) - 1)
@@ -118,6 +120,7 @@ class Jsonl:
         # no offset yet: the first row, whose columns start the intersection
         self.columns = self.columns & columns if self._offsets else columns
         self.num_with_images += bool(example.images)
+        self.image_bytes += sum(len(image.data) for image in example.images)
         if why := why_not_sendable(example):
             self.first_unsendable = self.first_unsendable or f"line {number}, {why}"
             self.num_unsendable += 1

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from actors.datasets.base import Example
-from actors.datasets.images import NOT_TAKEN
 from schemas.config.data import DatasetBase
 from schemas.errors import ConfigError
 from schemas.messages import ImagePlace
@@ -35,6 +34,7 @@ class Prompts:
         encode: function from a prompt to token ids.
         note_cut: called with the label of each prompt that is cut.
         expand: gives images their tokens; None: prompts with images are refused.
+        why_not: why they are refused.
     """
 
     def __init__(
@@ -43,9 +43,10 @@ class Prompts:
         encode: Encode,
         note_cut: Callable[[str], object] = lambda label: None,
         expand: Expand | None = None,
+        why_not: str = "",
     ) -> None:
         self._configs, self._encode_whole, self._note_cut = environments, encode, note_cut
-        self._expand = expand
+        self._expand, self._why_not = expand, why_not
 
     def encode(self, label: str, example: Example) -> PromptTokens:
         """Return the tokens of an example's prompt, those of images included, cut if its environment says so.
@@ -79,7 +80,7 @@ class Prompts:
 
     def _whole(self, label: str, example: Example) -> PromptTokens:
         if example.images and self._expand is None:
-            raise ConfigError(f"environments[]: an example of {label} has images; {NOT_TAKEN}")
+            raise ConfigError(f"environments[]: an example of {label} has images; {self._why_not}")
         variables: dict[str, Any] = self._configs[label].chat_template_kwargs
         prompt = example.prompt
         ids = self._encode_whole(prompt, (), variables) if variables else self._encode_whole(prompt)

@@ -226,6 +226,8 @@ class Preview:
         """Number of rows that can't be sent with a group, and the reason for the first."""
         self.num_with_images = 0
         """Number of rows whose prompt has images."""
+        self.image_bytes = 0
+        """Bytes of the images of all these rows."""
         files = itertools.chain.from_iterable(files for _, files in source.parts)
         rows = itertools.chain.from_iterable(_first_rows(file, config) for file in files)
         keys = _prompt_keys(config, split)
@@ -235,6 +237,7 @@ class Preview:
                 columns = set(example.columns)
                 self.columns = self.columns & columns if self._examples else columns
                 self.num_with_images += bool(example.images)
+                self.image_bytes += sum(len(image.data) for image in example.images)
                 if why := why_not_sendable(example):
                     self.first_unsendable = self.first_unsendable or f"{place}, {why}"
                     self.num_unsendable += 1

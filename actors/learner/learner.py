@@ -32,6 +32,7 @@ from actors.algorithms.losses.metrics import metrics_of
 from actors.algorithms.mismatch import judged, mismatch_sums
 from actors.algorithms.schedules import learning_rate
 from actors.learner import formats, reference_kl
+from actors.learner.batch_images import BatchImages
 from actors.learner.devices import Stopwatch
 from actors.learner.master_weights import MasterWeights
 from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_batch, non_empty
@@ -119,7 +120,10 @@ class TorchLearner:
         self._optimizer = make_optimizer(self.trained, config.trainer)
         self._restored_from: Path | None = None
         """Folder of the checkpoint that `join` restores."""
-        self._reference_models = ReferenceModels(config, self._token_logprobs, self._autocast, self._parallelism)
+        self._images = BatchImages(self.model, config.model)
+        self._reference_models = ReferenceModels(
+            config, self._token_logprobs, self._autocast, self._parallelism, self._images
+        )
         sft = config.trainer.sft
         self._supervised = SupervisedExamples(config, sft, self._token_logprobs, self._autocast) if sft else None
         self._entropy_control = EntropyControl(config.trainer.entropy_coef)
@@ -346,7 +350,7 @@ class TorchLearner:
 
     def _backward(self, part: _RankStep, minibatch: int, number: int, is_first: bool) -> tuple[list[str], Tensor]:
         """Compute the gradients of one micro-batch; return names and values of loss, metrics and largest mismatch."""
-        micro = micro_batch(part.batch, number, self._device, self._config.packer.sequence_len)
+        micro = micro_batch(part.batch, number, self._device, self._config.packer.sequence_len, self._images)
         objective = at_step(self._objective, part.batch.step)
         with self._autocast():
             logprobs_T, entropy_T = self._token_logprobs.of(

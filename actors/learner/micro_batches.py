@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actors.learner.batch_images import BatchImages
 from actors.models.attention import PackedRow, pack_row
 from schemas.messages import StepBatch
 
@@ -49,7 +50,13 @@ def non_empty(batch: StepBatch, minibatch: int | None = None) -> list[int]:
     return [m for m in numbers if batch.micro_batch_offsets[m] < batch.micro_batch_offsets[m + 1]]
 
 
-def micro_batch(batch: StepBatch, number: int, device: torch.device, capacity: int | None = None) -> MicroBatch:
+def micro_batch(
+    batch: StepBatch,
+    number: int,
+    device: torch.device,
+    capacity: int | None = None,
+    images: BatchImages | None = None,
+) -> MicroBatch:
     """Return a micro-batch with samples as tensors on the device.
 
     Args:
@@ -58,7 +65,9 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device, capacity: i
         device: device of the tensors.
         capacity: `packer.sequence_len`; if the samples have more tokens in sum, attention keeps no copies of shared
             tokens. None if they are known to have no more.
+        images: features of images; None if the batch has none.
     """
+    assert images is not None or not batch.images
     first, last = (int(i) for i in batch.micro_batch_offsets[number : number + 2])
     start, end = (int(i) for i in batch.sample_offsets[[first, last]])
     offsets = batch.sample_offsets[first : last + 1] - start  # within the micro-batch
@@ -83,8 +92,9 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device, capacity: i
     has_branches = np.unique(batch.completions[first:last]).size < last - first
     has_many_copies = has_branches or (capacity is not None and end - start > capacity)
     shared = batch.sample_shared[first:last].tolist()
+    seen = images.of(batch, first, last) if images is not None else []
     return MicroBatch(
-        row=pack_row(batch.token_ids[start:end], offsets, prompts, shared, device, has_many_copies),
+        row=pack_row(batch.token_ids[start:end], offsets, prompts, shared, device, has_many_copies, seen),
         token_ids_T=of_completions("token_ids").long(),
         temperatures_T=of_completions("temperatures") if is_tempered else None,
         inference_logprobs_T=of_completions("logprobs"),

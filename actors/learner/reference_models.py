@@ -14,6 +14,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from actors.learner.batch_images import BatchImages
 from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_batch, non_empty
 from actors.learner.moving_reference import MovingReference
 from actors.learner.parallelism import Parallelism
@@ -61,13 +62,22 @@ class ReferenceModels:
         policy: policy, also the reference if the policy has an adapter.
         autocast: context in which the policy computes.
         parallelism: division of the policy over ranks.
+        images: features of images, which policy and reference have in common, since the vision tower is frozen; None
+            if no batch has images.
 
     Raises:
         ConfigError: the teacher can't be loaded, or has another vocabulary than the policy.
     """
 
-    def __init__(self, config: RunConfig, policy: TokenLogprobs, autocast: Autocast, parallelism: Parallelism) -> None:
-        self._policy, self._autocast, self._parallelism = policy, autocast, parallelism
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: TokenLogprobs,
+        autocast: Autocast,
+        parallelism: Parallelism,
+        images: BatchImages | None = None,
+    ) -> None:
+        self._policy, self._autocast, self._parallelism, self._images = policy, autocast, parallelism, images
         self._device = loading.device_of(config.model)
         self._wants_reference, has_adapter = config.trainer.reference is not None, config.model.lora is not None
         longest = config.packer.sequence_len
@@ -104,7 +114,9 @@ class ReferenceModels:
         found: dict[int, FixedLogprobs] = {}
         for _ in range(2):  # an error of the machine passes, an error of the run stays
             found = {
-                number: self.of(micro_batch(batch, number, self._device), with_old, taught.get(number))
+                number: self.of(
+                    micro_batch(batch, number, self._device, images=self._images), with_old, taught.get(number)
+                )
                 for number in numbers
             }
             if self._parallelism.sharded:

@@ -45,6 +45,7 @@ from actors.ledger.waiting import Offers
 from actors.ledger.weight_updates import PATIENCE_TIMEOUTS, Updates
 from schemas.errors import ProtocolError
 from schemas.messages import (
+    Directive,
     Heartbeat,
     InferenceHeartbeat,
     ObserverHeartbeat,
@@ -139,8 +140,8 @@ class Machine:
         self.neighbourhood = Neighbourhood()
         self.told: dict[str, RolloutDirective] = {}
         """Newest directive of each rollout actor with groups, by identity."""
-        self.told_idle: tuple[dict[str, Any], dict[str, Any], RolloutDirective] | None = None
-        """Newest directive of all rollout actors without groups, and the values that it was made of."""
+        self.told_alike: dict[type[Directive], tuple[Directive, dict[str, Any], tuple[object, ...]]] = {}
+        """Newest directive of all peers of a kind without a part of their own, and the values that it was made of."""
         self._told: tuple[Any, ...] = ()
         """Values for all peers, as last sent."""
 
@@ -162,7 +163,9 @@ class Machine:
         # every heartbeat is answered, also a refused or a late one (P6)
         self._touched.add(identity)
         at = now if arrived is None else arrived
-        if self._says_nothing_new(identity, heartbeat) and self.peers.renew(at, identity, heartbeat):
+        if self._says_nothing_new(identity, heartbeat) and self.peers.renew(
+            at, identity, heartbeat, heartbeat.sequence
+        ):
             if isinstance(heartbeat, RolloutHeartbeat):
                 self._ask(identity, heartbeat.free_slots if heartbeat.phase == "running" else 0)
             return
@@ -194,6 +197,29 @@ class Machine:
             self._heard_reward(now, identity, heartbeat)
         elif isinstance(heartbeat, TrainerHeartbeat):
             self._heard_trainer(heartbeat)
+
+    def renewed(self, arrived: float, identity: str, heartbeat: Heartbeat, sequence: int) -> bool:
+        """Renew the lease of a peer without work by a heartbeat that repeats its newest one, but for the number.
+
+        Args:
+            arrived: time at which the repetition was read, on the clock of leases.
+            identity: name and boot id of the peer.
+            heartbeat: the heartbeat at rest (`Heartbeat.at_rest`) that is repeated.
+            sequence: number of the repetition.
+
+        Returns:
+            False if there is more to do: `heard` takes the whole heartbeat in.
+        """
+        if self.peers.heartbeat_of(identity) is not heartbeat or not self.is_idle(identity):
+            return False
+        if not self.peers.renew(arrived, identity, heartbeat, sequence):
+            return False
+        if isinstance(heartbeat, RolloutHeartbeat):
+            # told by its heartbeat and with all others: `replies.directives` finds changes for rollout actors at rest
+            self._ask(identity, heartbeat.free_slots if heartbeat.phase == "running" else 0)
+        else:
+            self._touched.add(identity)
+        return True
 
     def scored(self, facts: GroupFacts) -> Verdict:
         """Take in a scored group. If the verdict is SETTLED, the caller stores the payload in the same commit.
@@ -418,11 +444,8 @@ class Machine:
     # --- rules ---------------------------------------------------------------------------------------------------
 
     def _says_nothing_new(self, identity: str, heartbeat: Heartbeat) -> bool:
-        """Return whether a heartbeat only renews a lease: it repeats the one before, of a peer without work.
-
-        Trainers and screens are few, and what they are told changes without them.
-        """
-        if isinstance(heartbeat, (TrainerHeartbeat, ObserverHeartbeat)):
+        """Return whether a heartbeat only renews a lease: it repeats the one before, of a peer without work."""
+        if not heartbeat.quiet:
             return False
         return heartbeat.repeats(self.peers.heartbeat_of(identity)) and self.is_idle(identity)
 

@@ -99,11 +99,11 @@ class Peers:
         self.changes[type(heartbeat)] += 1
         return True, replaced
 
-    def renew(self, now: float, identity: str, heartbeat: Heartbeat) -> bool:
+    def renew(self, now: float, identity: str, heartbeat: Heartbeat, sequence: int) -> bool:
         """Renew the lease of a live peer by a heartbeat that repeats its newest one; False: the heartbeat is late."""
-        if heartbeat.sequence <= self._sequences.get(identity, -1):
+        if sequence <= self._sequences.get(identity, -1):
             return False
-        self._sequences[identity] = heartbeat.sequence
+        self._sequences[identity] = sequence
         self._boot_of.pop(heartbeat.name, None)
         self._boot_of[heartbeat.name] = identity
         self._leases.start(identity, now)

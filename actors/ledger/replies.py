@@ -5,7 +5,8 @@ A directive lists tickets unknown to the peer (P9) and groups to release (P13).
 
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
-from typing import Any
+from operator import is_
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ from schemas.messages import (
     TrainerHeartbeat,
 )
 
+DirectiveT = TypeVar("DirectiveT", bound=Directive)
+
 
 def directives(machine: Machine, progress: Callable[[], dict[str, Any]] = dict) -> dict[bytes, Directive | None]:
     """Return the new directive of each concerned peer since the last call (P6), by identity; None: the peer is gone.
@@ -41,6 +44,9 @@ def directives(machine: Machine, progress: Callable[[], dict[str, Any]] = dict) 
     """
     replies = _Replies(machine, progress)
     own, others = machine.take_concerned()
+    # rollout actors at rest have one directive, and their heartbeats do not ask for it (`Machine.renewed`)
+    if replies.is_new_for_idle:
+        others |= {identity for identity in machine.peers.all(RolloutHeartbeat) if machine.is_idle(identity)} - own
     told = {identity.encode(): replies.directive_for(identity) for identity in own}
     return told | {identity.encode(): replies.directive_for(identity, own_part=False) for identity in others}
 
@@ -83,13 +89,7 @@ class _Replies:
         if isinstance(heartbeat, TrainerHeartbeat):
             return self._trainer_directive(identity, heartbeat)
         if isinstance(heartbeat, InferenceHeartbeat):
-            return InferenceDirective(
-                **self._common,
-                update_id=machine.engines.update_id,
-                manifest=machine.engines.target,
-                update=machine.updates.current,
-                trainer_ready=self._trainer_ready,
-            )
+            return self._for_engines
         assert isinstance(heartbeat, ObserverHeartbeat)
         return ObserverDirective(**self._common, progress=self._progress())
 
@@ -117,14 +117,45 @@ class _Replies:
 
     @cached_property
     def _idle(self) -> RolloutDirective:
-        """The directive of every rollout actor without a group; the same object as before if it says the same."""
+        """The directive of every rollout actor without a group."""
+        nothing = _pairs(())
+        return self._alike(
+            RolloutDirective,
+            (self._machine.shown.fields,),
+            lambda: self._for_rollouts | {"tickets": [], "scoring": nothing, "release": nothing},
+        )
+
+    @cached_property
+    def _for_engines(self) -> InferenceDirective:
+        """The directive of every engine."""
         machine = self._machine
-        said = self._common, machine.shown.fields
-        if machine.told_idle is None or machine.told_idle[0] != self._common or machine.told_idle[1] is not said[1]:
-            nothing = _pairs(())
-            directive = RolloutDirective(**self._for_rollouts, tickets=[], scoring=nothing, release=nothing)
-            machine.told_idle = (*said, directive)
-        return machine.told_idle[2]
+        own = {
+            "update_id": machine.engines.update_id,
+            "manifest": machine.engines.target,
+            "update": machine.updates.current,
+            "trainer_ready": self._trainer_ready,
+        }
+        return self._alike(InferenceDirective, tuple(own.values()), lambda: self._common | own)
+
+    def _alike(self, kind: type[DirectiveT], own: tuple[object, ...], make: Callable[[], dict[str, Any]]) -> DirectiveT:
+        """Return the directive that many peers have: the same object as before, while its values are.
+
+        Args:
+            kind: kind of the directive.
+            own: values that the directive is made of, without `_common`; objects that are replaced when they change.
+            make: returns the fields.
+        """
+        directive, common, before = self._machine.told_alike.get(kind, (None, {}, ()))
+        if not isinstance(directive, kind) or common != self._common or not all(map(is_, before, own)):
+            directive = kind(**make())
+            self._machine.told_alike[kind] = directive, self._common, own
+        return directive
+
+    @property
+    def is_new_for_idle(self) -> bool:
+        """True if the rollout actors without a group were told something else before."""
+        before = self._machine.told_alike.get(RolloutDirective)
+        return before is None or self._idle is not before[0]
 
     def _rollout_directive(self, identity: str, own_part: bool) -> RolloutDirective:
         machine = self._machine
@@ -156,11 +187,11 @@ class _Replies:
         # the machine has taken in the failures of this heartbeat, so the actor need not repeat them
         failed = {(failure.ordinal, failure.attempt) for failure in heartbeat.failures}
         named = sorted(self._machine.reward_holds.of(identity))
-        return RewardDirective(
-            **self._common,
-            packer_address=self._machine.packer_address,
-            release=_pairs(hold for hold in named if hold in failed or self._ended(*hold)),
-        )
+        release = [hold for hold in named if hold in failed or self._ended(*hold)]
+        fields = self._common | {"packer_address": self._machine.packer_address, "release": _pairs(release)}
+        if release:
+            return RewardDirective(**fields)
+        return self._alike(RewardDirective, (self._machine.packer_address,), lambda: fields)
 
     def _ended(self, ordinal: int, attempt: int) -> bool:
         """Return whether a reward actor may release an attempt: ordinal settled or dropped, or attempt failed (P13).

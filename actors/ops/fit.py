@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
+from actors.process.packages import is_installed
 from actors.reward.lookup import ARGUMENTS
 from schemas.config import RunConfig
 from schemas.config.data import DatasetBase
 from schemas.config.model import DTYPE_BYTES
+from schemas.errors import ConfigError
+from schemas.limits import MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from actors.datasets.jsonl import Jsonl
     from actors.datasets.table import Preview
+    from actors.models.image_tokens import ImageTokens
 
 PROMPT_SECONDS = 2.0
 """Time limit in seconds for the prompts of one file; prompts after it are not looked at."""
@@ -166,8 +170,10 @@ def prompt_findings(
     if own_limit is not None:
         limit = hard = own_limit
     deadline, longest, shortest, too_long, number = time.monotonic() + PROMPT_SECONDS, 0, hard + 1, 0, 0
+    image_tokens = _image_tokens(config, rows)
     for number in range(1, rows.num_read + 1):
-        prompt = rows.example(number - 1).prompt
+        example = rows.example(number - 1)
+        prompt = example.prompt
         if not isinstance(prompt, str) and config.model.chat_template is None and not has_chat_template(model):
             yield Finding(
                 f"model.path: {model} has no chat template, but the prompt in row {number} of {rows.path} is a list of "
@@ -176,10 +182,12 @@ def prompt_findings(
             return
         text = prompt
         if not isinstance(text, str):
-            # content may also be a list of parts, such as images, which have no text to count
+            # an image has no text to count
             text = "\n".join(turn["content"] for turn in text if isinstance(turn["content"], str))
         # a chat template writes the special tokens itself
         length = len(tokenizer.encode(text, add_special_tokens=isinstance(prompt, str)).ids)
+        if image_tokens is not None:
+            length += sum(image_tokens.num_tokens(image.height, image.width) for image in example.images)
         if not length and isinstance(prompt, str):
             yield Finding(f"{key}: row {number} of {rows.path} has an empty prompt, which has no token to continue")
             return
@@ -226,13 +234,54 @@ def has_chat_template(model: Path) -> bool:
     )
 
 
-def image_findings(rows: "Jsonl | Preview", key: str) -> Iterator[Finding]:
-    """Check a file for prompts with images, which no run takes yet."""
-    if rows.num_with_images:
-        # imported here, since it loads numpy
-        from actors.datasets.images import NOT_TAKEN
+def image_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iterator[Finding]:
+    """Check that the run takes the images of a file, that the model has tokens for images, and that a batch holds them.
 
-        yield Finding(f"{key}: {rows.num_with_images} of {rows.num_read} rows of {rows.path} have images; {NOT_TAKEN}")
+    Args:
+        config: configuration of the run.
+        rows: the file.
+        key: configuration key of the file.
+    """
+    if not rows.num_with_images:
+        return
+    # imported here, since it loads numpy
+    from actors.datasets.images import why_not_taken
+
+    have = f"{key}: {rows.num_with_images} of {rows.num_read} rows of {rows.path} have images"
+    if why := why_not_taken(config):
+        yield Finding(f"{have}; {why}")
+        return
+    if not is_installed("PIL"):
+        yield Finding(f"{have}, and images need Pillow, which is not installed; pip install pillow")
+    if Path(config.model.path).is_dir():
+        try:
+            _rule(config)
+        except ConfigError as error:
+            yield from map(Finding, error.problems)
+    groups = config.packer.groups_per_step
+    num_bytes = rows.image_bytes // rows.num_read * groups
+    if num_bytes > MESSAGE_BYTES:
+        yield Finding(
+            f"packer.groups_per_step: the images of {groups} rows of {rows.path} have about {num_bytes >> 20} MiB, and "
+            f"{MESSAGE_BYTES >> 20} MiB are the most that travel to a trainer rank; lower it, or take smaller images"
+        )
+
+
+def _image_tokens(config: RunConfig, rows: "Jsonl | Preview") -> "ImageTokens | None":
+    """Return the model's rule for tokens of images; None if no row has images, or the model has none."""
+    if not rows.num_with_images:
+        return None
+    try:
+        return _rule(config)
+    except ConfigError:  # `image_findings` reports it
+        return None
+
+
+def _rule(config: RunConfig) -> "ImageTokens":
+    # imported here, since it loads tokenizers
+    from actors.models.image_tokens import ImageTokens
+
+    return ImageTokens.of_model(config.model)
 
 
 def column_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iterator[Finding]:

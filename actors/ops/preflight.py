@@ -228,7 +228,7 @@ def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
         if not rows.num_examples or use is None:
             continue
         key = f"environments[].{rows.key}"
-        yield from image_findings(rows, key)
+        yield from image_findings(config, rows, key)
         yield from column_findings(config, rows, key)
         yield from prompt_findings(config, rows, key, environments[label])
         wanted = config.packer.groups_per_step

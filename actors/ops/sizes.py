@@ -3,7 +3,7 @@
 All are at full length: each completion has `rollout.max_tokens` tokens, prompt and completion together fill
 `packer.sequence_len`, and each version that a step may lag behind has sampled a part of it. Completions are counted as
 one sample each, as without branches of a conversation. Not counted is what the configuration does not tell: columns of
-the data, and conversations with an environment.
+the data, images, and conversations with an environment.
 """
 
 from dataclasses import dataclass
@@ -132,7 +132,7 @@ def sizes(config: RunConfig) -> list[Size]:
 def table(config: RunConfig) -> str:
     """Return all amounts as a table for people."""
     lines = [
-        "at full length, each completion with rollout.max_tokens tokens; without columns of the data and conversations:"
+        "at full length, each completion with rollout.max_tokens tokens; without columns, images and conversations:"
     ]
     return "\n".join([*lines, *map(str, sizes(config))])
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from actors.ledger.payload_files import Place
-from schemas.messages import Heartbeat, InferenceHeartbeat, Message, RewardHeartbeat, RolloutHeartbeat
+from bus.control import Repeated
+from schemas.messages import Heartbeat, Message
 
-QUIET_KINDS = (RolloutHeartbeat, RewardHeartbeat, InferenceHeartbeat)
-"""Heartbeats that need not wake the packer if they say nothing new. Screens want newer figures with each heartbeat."""
 MAX_REMEMBERED = 10_000
 """Greatest number of processes whose newest heartbeat is remembered."""
 
@@ -24,6 +23,14 @@ class BeatHeard(NamedTuple):
     heartbeat: Heartbeat
     arrived: float
     """Seconds on the clock of leases at which the heartbeat was read."""
+
+
+class BeatsRepeated(NamedTuple):
+    """Heartbeats at rest that have come again, as read by the control server's thread in a turn."""
+
+    repeated: Sequence[Repeated]
+    arrived: float
+    """Seconds on the clock of leases at which they were read."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +53,26 @@ class GroupArrived:
     """Place of the frames in a file; None: the ledger stores them itself."""
 
 
-Event = BeatHeard | PeerLost | GroupArrived
+def senders(event: "Event") -> list[str]:
+    """Return the identities of the peers whose heartbeats an event has."""
+    if isinstance(event, BeatHeard):
+        return [event.identity]
+    return [one.peer for one in event.repeated] if isinstance(event, BeatsRepeated) else []
+
+
+Event = BeatHeard | BeatsRepeated | PeerLost | GroupArrived
 
 
 class Inflow:
-    """Queue of events. `put` is for any thread, `heard` for one; `take` and `look` are for the main thread."""
+    """Queue of events.
+
+    `put` is for any thread, `heard` and `repeated` are for one, `take` and `look` for the main thread.
+    """
 
     def __init__(self) -> None:
         # unbounded: heartbeats are limited by the number of peers, groups by the tickets given out
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._quiet: deque[BeatHeard] = deque()
+        self._quiet: deque[BeatHeard | BeatsRepeated] = deque()
         """Heartbeats that say nothing new. They wait for the next round, and cause none."""
         self._newest: dict[str, Heartbeat] = {}
         """Newest heartbeat of each process, by identity."""
@@ -70,10 +87,14 @@ class Inflow:
         self._newest[event.identity] = heartbeat
         if len(self._newest) > MAX_REMEMBERED:
             del self._newest[next(iter(self._newest))]
-        if isinstance(heartbeat, QUIET_KINDS) and heartbeat.repeats(before, heartbeat.counters):
+        if heartbeat.quiet and heartbeat.repeats(before, heartbeat.counters):
             self._quiet.append(event)
         else:
             self._events.put(event)
+
+    def repeated(self, event: BeatsRepeated) -> None:
+        """Queue heartbeats that have come again, without waking the main thread. Never blocks."""
+        self._quiet.append(event)
 
     def take(self, timeout: float, gather: float = 0.0) -> list[Event]:
         """Return all events in the queue, and all heartbeats that say nothing new.

@@ -28,7 +28,7 @@ from actors.ledger.payload_files import Place
 from actors.ledger.store import Payload
 from actors.packer.batch_sender import BatchSender
 from actors.packer.examples import Examples
-from actors.packer.inflow import BeatHeard, Event, GroupArrived, Inflow, PeerLost
+from actors.packer.inflow import BeatHeard, BeatsRepeated, Event, GroupArrived, Inflow, PeerLost, senders
 from actors.packer.intake import Intake
 from actors.packer.payloads import Payloads
 from actors.packer.record import RunRecord
@@ -41,7 +41,7 @@ from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
 from actors.telemetry.spans import SHORT_SECONDS, record, span
 from bus import codec
-from bus.control import ControlServer
+from bus.control import ControlServer, Repeated
 from bus.counts import EdgeCounts
 from bus.data import Inbox
 from bus.topology import Addresses
@@ -120,7 +120,12 @@ class PackerActor:
         addresses = Addresses(config)
         self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
         self._control = ControlServer(
-            addresses.control, self.heard, bus=config.bus, on_lost=self._lost, stale_after=config.bus.lease
+            addresses.control,
+            self.heard,
+            bus=config.bus,
+            on_lost=self._lost,
+            stale_after=config.bus.lease,
+            on_repeated=self._repeated,
         )
         self._intake = Intake(self._inbox, store.run, store.files, self.inflow.put)
         num_prompts = {label: one.keys.num_prompts for label, one in config.evaluations.items()}
@@ -191,6 +196,9 @@ class PackerActor:
         """Queue a heartbeat for the next round. Thread-safe."""
         self.inflow.heard(BeatHeard(identity.decode("utf-8", "replace"), heartbeat, self._control.listened))
 
+    def _repeated(self, repeated: list[Repeated]) -> None:
+        self.inflow.repeated(BeatsRepeated(repeated, self._control.listened))
+
     def _lost(self, identity: bytes) -> None:
         self.inflow.put(PeerLost(identity.decode("utf-8", "replace")))
 
@@ -214,8 +222,8 @@ class PackerActor:
             leave_at = self._control.listened + 2 * self._config.bus.lease
             while not self._draining and self._control.listened < leave_at:
                 for event in self.inflow.take(ROUND_SECONDS):
-                    if isinstance(event, BeatHeard):
-                        self._control.publish({event.identity.encode(): refusal}, round_ended=False)
+                    told = {identity.encode(): refusal for identity in senders(event)}
+                    self._control.publish(dict(told), round_ended=False)
             raise
         if self.machine.failure:
             raise RunFailedError(self.machine.failure)
@@ -287,15 +295,24 @@ class PackerActor:
         settled = NewPayloads()
         for event in events:
             if isinstance(event, BeatHeard):
-                self.machine.heard(now, event.identity, event.heartbeat, event.arrived)
-                # False: the heartbeat was late, refused, or of another run
-                if self.machine.peers.heartbeat_of(event.identity) is event.heartbeat:
-                    self.record.heard(event.identity, event.heartbeat)
+                self._take_heartbeat(now, event.identity, event.heartbeat, event.arrived)
+            elif isinstance(event, BeatsRepeated):
+                for one in event.repeated:
+                    if self.machine.renewed(event.arrived, one.peer, one.heartbeat, one.sequence):
+                        self.record.renewed(now, one.heartbeat.name)
+                    else:
+                        self._take_heartbeat(now, one.peer, one.message, event.arrived)
             elif isinstance(event, PeerLost):
                 self.machine.lost(now, event.identity)
             else:
                 self._take_group(event, settled)
         return settled
+
+    def _take_heartbeat(self, now: float, identity: str, heartbeat: Heartbeat, arrived: float) -> None:
+        self.machine.heard(now, identity, heartbeat, arrived)
+        # False: the heartbeat was late, refused, or of another run
+        if self.machine.peers.heartbeat_of(identity) is heartbeat:
+            self.record.heard(identity, heartbeat)
 
     def _take_group(self, arrived: GroupArrived, settled: NewPayloads) -> None:
         """Give a scored group to the machine. The payload goes into the same commit as the machine's verdict."""

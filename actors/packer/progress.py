@@ -97,6 +97,12 @@ class Progress:
         if heartbeat.phase != "done":
             self._heard[heartbeat.name] = _Heard(heartbeat, now)
 
+    def renewed(self, now: float, name: str) -> None:
+        """Record that an actor has said again what it had said."""
+        # an actor whose phase is "done" has left
+        if (heard := self._heard.get(name)) is not None:
+            heard.at = now
+
     def sample(self, now: float) -> None:
         """Update means and the evaluation's count; called about twice a second. Means start with the first step."""
         self._evaluation.look(now, self._machine)

@@ -40,6 +40,8 @@ log = structlog.get_logger("packer")
 
 GAUGE_SECONDS = 0.5
 """Seconds between two updates of the gauges."""
+TARGETS_SECONDS = 2.0
+"""Seconds between two looks at the addresses of all actors, for metrics_targets.json."""
 ENGINES_SECONDS = 5.0
 """Seconds between two commits of the engines' token counts."""
 RECORD_PATIENCE_SECONDS = 300.0
@@ -89,7 +91,7 @@ class RunRecord:
         """Evaluations not written yet: version, results, groups for samples.jsonl."""
         self._samples: deque[tuple[int, ScoredGroup]] = deque(maxlen=MAX_PENDING_SAMPLES)
         """Samples not written yet: step or version, and group."""
-        self._next_gauges = self._take_engines_at = 0.0
+        self._next_gauges = self._next_targets = self._take_engines_at = 0.0
         self._engines_told = False
         """True if engines have reported tokens that are not committed yet."""
         self._stuck_since: float | None = None
@@ -191,6 +193,10 @@ class RunRecord:
             generated = self._engines.heard(identity, heartbeat, num_live)
             self._values["generated"] += generated
             self._engines_told |= generated > 0
+
+    def renewed(self, now: float, name: str) -> None:
+        """Record that an actor has said again what it had said."""
+        self._progress.renewed(now, name)
 
     def settled(self, group: ScoredGroup) -> None:
         """Count the sampled tokens of a settled group, by purpose."""
@@ -421,13 +427,16 @@ class RunRecord:
             self._writer.write("progress.json", lambda: self._progress_file.write(now, self.progress()))
         self._gauges.show_run()
         self._gauges.show_scale(self._scaling.wanted)
-        roles = heartbeats_by_role(machine).items()
-        peers = [
-            (role, heartbeat.name, heartbeat.metrics_url) for role, heartbeats in roles for heartbeat in heartbeats
-        ]
-        # a done run has no targets, so that no alert reports its processes as down
-        targets = [] if self._summarised else [self.metrics_target, *peers]
-        self._writer.write("metrics_targets.json", partial(self._targets.follow, targets))
+        if self._summarised or now >= self._next_targets:
+            self._next_targets = now + TARGETS_SECONDS
+            self._writer.write("metrics_targets.json", partial(self._targets.follow, self._metrics_targets()))
+
+    def _metrics_targets(self) -> list[Target]:
+        """Return what Prometheus is to read; nothing of a done run, so that no alert reports its processes as down."""
+        if self._summarised:
+            return []
+        roles = heartbeats_by_role(self._machine).items()
+        return [self.metrics_target, *((role, one.name, one.metrics_url) for role, found in roles for one in found)]
 
     def _stamp(self, what: str, at: float) -> None:
         """Store a time, and how long the run had run by then: without the time in which no packer was there."""

@@ -172,6 +172,11 @@ class Membership:
         return self._client.silent_seconds
 
     @property
+    def num_moves(self) -> int:
+        """Times that the address of the packer or of this machine has changed: older connections are dead."""
+        return self._client.num_moves
+
+    @property
     def counts(self) -> EdgeCounts:
         """Counts of the control connection."""
         return self._client.counts

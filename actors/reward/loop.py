@@ -106,7 +106,8 @@ class RewardActor:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._packer: Outbox | None = None
-        self._term, self._fence = -1, Fence()
+        self._term, self._moves, self._fence = -1, 0, Fence()
+        """Of the connection to the packer: its term, and the number of moves of the network before it; the run."""
         self._drain, self._hand_over = Drain(), Drain(seconds=math.inf)
         """Order to leave soon, and wish to hand over to a new process once all groups are finished."""
         self.on_raised: Callable[[BaseException], None] = lambda error: None
@@ -179,12 +180,8 @@ class RewardActor:
             with self._lock:
                 for ordinal, attempt in directive.release.tolist():
                     self.held.pop((ordinal, attempt), None)
-            if directive.term != self._term:
-                with self._sending:
-                    if self._packer is not None:
-                        self._packer.close()
-                    self._packer = Outbox("scored", directive.packer_address, self._config.bus, self.membership.name)
-                    self._term = directive.term
+            if (directive.term, self.membership.num_moves) != (self._term, self._moves):
+                self._connect_to_packer(directive)
         with self._lock:
             waiting = [held for held in self.held.values() if held.scored is not None]
         # outside of the lock, which worker threads need: encoding a large group takes milliseconds
@@ -194,6 +191,17 @@ class RewardActor:
         self._start_over_if_due()
         done = directive is not None and directive.phase == "done"
         return done or self._drain.may_leave(holds_work=bool(self.held))
+
+    def _connect_to_packer(self, directive: RewardDirective) -> None:
+        """Connect to the packer of a directive; groups that an older connection has taken are sent again."""
+        with self._sending:
+            if self._packer is not None:
+                self._packer.close()
+            self._packer = Outbox("scored", directive.packer_address, self._config.bus, self.membership.name)
+            self._term, self._moves = directive.term, self.membership.num_moves
+            with self._lock:
+                for held in self.held.values():
+                    held.sent_in_term = -1
 
     def _start_over_if_due(self) -> None:
         """Start over once calls that never return have taken the threads, or after `reward.max_groups_per_process`.

@@ -64,6 +64,15 @@ class Delivery:
         self._arrived = {(ordinal, attempt) for ordinal, attempt in directive.scoring.tolist()}
         self._presence.note(now, directive.term, self._live, self._rewards)
 
+    def connect_again(self) -> None:
+        """Drop all connections, which are dead, and what was on its way: it is sent again at once."""
+        for outbox in self.outboxes.values():
+            outbox.close()
+        self.outboxes.clear()
+        for held in self._held.values():
+            if not held.named:
+                held.sent_to = None
+
     def send(self) -> None:
         """Send each group without a living receiver, and again each group not reported for a long time (P13).
 

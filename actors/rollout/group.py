@@ -8,6 +8,7 @@ import numpy as np
 
 from actors.datasets import Dataset, Example
 from actors.datasets.base import why_not_sendable
+from actors.datasets.images import why_not_taken
 from actors.datasets.prompts import Encode, Expand, Prompts, UncutPromptError
 from actors.engines.http.client import SampledCompletion
 from actors.engines.protocol import PromptImage
@@ -45,7 +46,7 @@ class GroupSampler:
         expand: Expand | None = None,
     ) -> None:
         self._name, self._datasets, self.engines = name, datasets, engines
-        self._prompts = Prompts(config.environments_by_label, encode, note_cut, expand)
+        self._prompts = Prompts(config.environments_by_label, encode, note_cut, expand, why_not_taken(config))
         self._player = player
         self._limit_key, self._limit = longest_sample(config)
 

@@ -63,6 +63,8 @@ class RolloutActor:
         self._slots_said = -1  # below any number of slots: the first report counts as an increase
         self.membership = Membership(config, RolloutHeartbeat, name, on_directive=lambda _: self._wake_up())
         self.name, self.liveness = name, self.membership.liveness
+        self._moves = 0
+        """Moves of the network (`Membership.num_moves`) after which connections have been made again."""
 
     @property
     def edges(self) -> list[EdgeCounts]:
@@ -143,6 +145,9 @@ class RolloutActor:
                     held = self.held[key] = HeldTicket(ticket)
                     point("rollout.ticket")
                     held.task = asyncio.create_task(self.attempt(directive.run, held))
+        if self.membership.num_moves != self._moves:
+            self._moves = self.membership.num_moves
+            self.delivery.connect_again()
         self.delivery.send()
         self._note_idle()
         self._report()

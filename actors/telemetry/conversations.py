@@ -78,7 +78,7 @@ def _of_messages(messages: Sequence[Message], rewards: Mapping[int, float] | Non
     """
     turn = 0
     for message in messages:
-        calls, content = message.get("tool_calls") or [], _text(message.get("content"))
+        calls, content = message.get("tool_calls") or [], content_text(message.get("content"))
         if message.get("reasoning_content"):
             yield "thoughts", str(message["reasoning_content"])
         if content or not calls:
@@ -91,8 +91,8 @@ def _of_messages(messages: Sequence[Message], rewards: Mapping[int, float] | Non
             turn += 1
 
 
-def _text(content: Any) -> str:
-    """Return the text of a content, which may be in parts."""
+def content_text(content: Any) -> str:
+    """Return the text of a message's content, which may be in parts; an image is `[image]`."""
     if isinstance(content, list):
         return " ".join(
             part["text"] if isinstance(part, dict) and "text" in part else f"[{_type(part)}]" for part in content

@@ -37,16 +37,15 @@ class Digests(Mapping[int, str]):
         return len(self._values) - 1
 
     def add(self, step: int, digest: str) -> None:
-        """Add a step; later ones are forgotten, since steps are sent in order.
+        """Add a step, or replace its digest.
 
         Raises:
             ValueError: the step or the digest can't be of a tracker's journal.
         """
         if not DIGEST.fullmatch(digest) or not 0 <= step <= self.newest + MOST_MISSING:
             raise ValueError(f"step {step} with the digest {digest!r}")
-        self.forget_after(step - 1)
-        self._values.extend([ABSENT] * (step - len(self._values)))
-        self._values.append(int(digest, 16) if digest else UNKNOWN)
+        self._values.extend([ABSENT] * (step + 1 - len(self._values)))
+        self._values[step] = int(digest, 16) if digest else UNKNOWN
 
     def forget_after(self, step: int) -> None:
         """Forget all steps after one."""

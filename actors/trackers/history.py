@@ -64,9 +64,12 @@ class History:
         self._zero_is_open = is_due(0)
         self.newest = 0
         """Newest step whose line has been read."""
+        self.next = 0
+        """First step that is still to be given out; earlier lines are only compared with those that were sent."""
 
-    def restart(self) -> None:
-        """Read the files from the start again."""
+    def restart(self, first: int | None = None) -> None:
+        """Read the files from the start again, to give out this step and later ones; None: to go on as before."""
+        self.next = self.next if first is None else first
         self._steps.restart()
         self._evals.restart()
         self._samples.restart()
@@ -78,7 +81,7 @@ class History:
         """Read on; return the first step that was sent and has another line now, None if there is none.
 
         Args:
-            sent: digest of the line of each step that was sent, by step.
+            sent: digest of the line of each step that was ever sent, by step.
         """
         # a packer that starts, and a return to an older step, cut lines off
         if self._steps.was_cut() or self._evals.was_cut():
@@ -93,25 +96,25 @@ class History:
             if sent.get(step) and sent[step] != digest_of(record):
                 self.restart()
                 return step
-            if step not in sent:
+            if step >= self.next:
                 self._lines.append(_Waiting(record, now))
                 room -= 1
             if room <= 0:
                 break
         return None
 
-    def take(self, sent: Mapping[int, str], *, is_over: bool) -> Iterator[tuple[Entry, str]]:
+    def take(self, *, is_over: bool) -> Iterator[tuple[Entry, str]]:
         """Yield the entries that are complete, each with the digest of its line.
 
         Args:
-            sent: as for `read`.
             is_over: True after the end of the run, when nothing can come any more.
         """
         if self._zero_is_open:
             if not self._has_evaluation(0, is_over=is_over):
                 return
             self._zero_is_open = False
-            if 0 in self._evaluations and 0 not in sent:
+            if 0 in self._evaluations and self.next == 0:
+                self.next = 1
                 first = self._lines[0].line if self._lines else {}
                 yield self._entry(0, {"time": first.get("time") or time.time()}), ""
         while self._lines:
@@ -121,6 +124,7 @@ class History:
             if not is_settled or not self._has_evaluation(step, is_over=is_over):
                 return
             self._lines.popleft()
+            self.next = step + 1
             yield self._entry(step, waiting.line), digest_of(waiting.line)
 
     def _has_evaluation(self, step: int, *, is_over: bool) -> bool:

@@ -26,7 +26,7 @@ class Journal:
         self.run, self.generation = run, 0
         """Number of the run in the tracker: one more for each return to an older step."""
         self.digests = Digests()
-        """Digest of the line of each step that was sent."""
+        """Digest of the line of each step that was sent, also of steps that the tracker may have lost."""
         self.held = -1
         """Newest step that the tracker surely has; -1: none."""
         self.finished = False
@@ -52,9 +52,13 @@ class Journal:
         self._append({"step": step, "digest": digest})
 
     def note_held(self, step: int) -> None:
-        """Note that the tracker has all steps up to this one, and no later step."""
-        if step != self.held or self.newest > step:
+        """Note that the tracker has all steps up to this one."""
+        if step != self.held:
             self._append({"held": step})
+
+    def note_back(self, step: int) -> None:
+        """Note that this step and later ones have been taken out of the tracker."""
+        self._append({"back": step})
 
     def note_finished(self) -> None:
         """Note that the summary is sent and nothing is left to do."""
@@ -93,6 +97,8 @@ class Journal:
                 self.finished = False
             case {"held": int(step)}:
                 self.held, self.finished = step, False
-                self.digests.forget_after(step)
+            case {"back": int(step)}:
+                self.held, self.finished = min(self.held, step - 1), False
+                self.digests.forget_after(step - 1)
             case {"finished": True}:
                 self.finished = True

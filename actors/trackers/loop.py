@@ -130,14 +130,14 @@ class TrackerActor:
             self._go_back(tracker, journal, changed)
             return False
         sent = 0
-        for entry, digest in self._history.take(journal.digests, is_over=is_over):
+        for entry, digest in self._history.take(is_over=is_over):
             journal.note_sending(entry.step, digest)
             tracker.log(entry)
             sent += 1
             self.liveness.turn()
             if sent >= BATCH:
                 break
-        newest = journal.newest
+        newest = self._history.next - 1
         if sent:
             tracker.flush()
             journal.note_held(newest)
@@ -145,7 +145,7 @@ class TrackerActor:
         self._metrics.set("grpo_tracker_behind_steps", max(0, self._history.newest - max(0, newest)))
         if sent or not is_over:
             return not sent
-        if 0 < self._history.newest < newest:  # the run went back and was ended earlier: no new line tells
+        if 0 < self._history.newest < journal.newest:  # the run went back and was ended earlier: no new line tells
             self._go_back(tracker, journal, self._history.newest + 1)
             return False
         if not journal.finished:
@@ -174,7 +174,7 @@ class TrackerActor:
             if step not in journal.digests:
                 journal.note_sending(step, "")
         journal.note_held(newest)
-        self._history.restart()
+        self._history.restart(newest + 1)
         log.info("opened", tracker=self.label, id=run.id, newest_step=newest)
         return tracker
 
@@ -183,7 +183,8 @@ class TrackerActor:
         log.warning("the run went back: steps are sent again", tracker=self.label, from_step=step)
         if tracker.goes_back:
             tracker.go_back(step)
-            journal.note_held(step - 1)
+            journal.note_back(step)
+            self._history.restart(step)
             return
         tracker.finish({"replaced_from_step": step})
         self._tracker = None

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from actors.telemetry.conversations import content_text
+
 SNIPPET_CHARACTERS = 160
 """Characters around the place of a search in a list."""
 
@@ -39,15 +41,6 @@ def around(text: str, at: int, length: int) -> dict[str, Any]:
     }
 
 
-def content_text(content: Any) -> str:
-    """Return the text of a message's content, which may be in parts; parts without text become `[type]`."""
-    if isinstance(content, list):
-        return " ".join(
-            str(part["text"]) if isinstance(part, dict) and "text" in part else f"[{_type(part)}]" for part in content
-        )
-    return "" if content is None else str(content)
-
-
 def message_text(message: Mapping[str, Any]) -> str:
     """Return all that a message says: thoughts, content and tool calls."""
     calls = message.get("tool_calls") or []
@@ -73,7 +66,3 @@ def prompt_text(prompt: Any) -> str:
     """Return all that a prompt says."""
     messages: Sequence[Mapping[str, Any]] = conversation(prompt)
     return "\n".join(map(message_text, messages))
-
-
-def _type(part: Any) -> str:
-    return str(part.get("type", "part")) if isinstance(part, dict) else "part"

@@ -1,19 +1,18 @@
 """Timeline of a step for its page: rows of spans by actor, where the time went in words, and the file for Perfetto.
 
-The page reads the blocks of the files that have spans of the step, and all of a file at its first look alone. The file
-for Perfetto also has earlier spans of the step's groups, so all files are read for it.
+Both read the blocks of the files that have spans of the step, and all of a file at the first look alone. The file for
+Perfetto also has the earlier spans of the step's groups.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from actors.ops.trace.files import Span, SpanIndex, read_spans
-from actors.ops.trace.picture import is_shown, place_of, title_of, trace_events
+from actors.ops.trace.files import Span, SpanIndex
+from actors.ops.trace.picture import place_of, title_of, trace_events
 from actors.ops.trace.rows import Row, rows_of
-from actors.ops.trace.window import BATCH, STEP, TRAINER, Window, window_of
+from actors.ops.trace.window import Window, steps_of, window_of
 from actors.ops.trace.words import words
-from actors.telemetry.spans import FOLDER
 from schemas.errors import ConfigError
 
 SHORTEST = 1 / 600
@@ -30,11 +29,6 @@ class NoTimelineError(Exception):
     """There are no spans of the step; the text says why."""
 
 
-def index_of(output: Path) -> SpanIndex:
-    """Return the index of a run's spans, for `timeline_of`."""
-    return SpanIndex(output / FOLDER, TRAINER, (STEP, BATCH))
-
-
 def timeline_of(index: SpanIndex, step: int) -> Value:
     """Return the picture of a step: `words` alone if there is none, else rows of spans.
 
@@ -42,7 +36,8 @@ def timeline_of(index: SpanIndex, step: int) -> Value:
     is that of the trainer's wait for its batch.
     """
     try:
-        window = _window(index.marked(), step)
+        with _said_to_pages():
+            window = window_of(index.marked(), step, step)
     except NoTimelineError as error:
         return {"words": str(error), "actors": []}
     recorded = index.within(window.start, window.end)
@@ -60,30 +55,22 @@ def timeline_of(index: SpanIndex, step: int) -> Value:
     }
 
 
-def trace_of(output: Path, step: int) -> Value:
+def trace_of(index: SpanIndex, step: int) -> Value:
     """Return the content of the trace file of a step.
 
     Raises:
         NoTimelineError: there are no spans of the step.
     """
-    steps = read_spans(output / FOLDER, lambda span: span.name in (STEP, BATCH), actor=TRAINER)
-    window = _window(steps.spans, step)
-    ordinals = window.step_of.keys()
-    recorded = read_spans(output / FOLDER, lambda span: is_shown(span, window, ordinals))
-    # again, of the spans in the file: arrows end at one of them
-    return trace_events(recorded, window_of(recorded.spans, step, step))
+    with _said_to_pages():
+        return trace_events(*steps_of(index, step, step))
 
 
-def _window(spans: Sequence[Span], step: int) -> Window:
-    """Return the time of a step, out of the trainer's spans of steps.
-
-    Raises:
-        NoTimelineError: there are no spans of the step.
-    """
+@contextmanager
+def _said_to_pages() -> Iterator[None]:
+    """Raise NoTimelineError in place of a ConfigError of the block, without the option that only the command has."""
     try:
-        return window_of(spans, step, step)
+        yield
     except ConfigError as error:
-        # without the option of the command line, which the page does not have
         raise NoTimelineError("; ".join(error.problems).partition(": ")[2]) from error
 
 

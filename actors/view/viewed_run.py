@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from actors.ops.trace.window import index_of
 from actors.process.durations import seconds_in_words
 from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES
 from actors.view import recorded
@@ -22,7 +23,7 @@ from actors.view.keeper import CatalogueKeeper
 from actors.view.listing import Listing, Query
 from actors.view.overview import newest_view, overview, state_of
 from actors.view.plain import conversation
-from actors.view.timeline import NoTimelineError, index_of, timeline_of, trace_of
+from actors.view.timeline import NoTimelineError, timeline_of, trace_of
 from actors.view.token_values import place_of, trainer_values
 from actors.view.tokens import decoder, samples_of, token_rows
 from schemas.config import RunConfig
@@ -111,7 +112,7 @@ class ViewedRun:
             MissingError: there are no spans of the step.
         """
         try:
-            return trace_of(self.config.output, number)
+            return trace_of(self._spans, number)
         except NoTimelineError as error:
             raise MissingError(str(error)) from error
 

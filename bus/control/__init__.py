@@ -7,6 +7,7 @@ and never block: a message without room is dropped.
 """
 
 from bus.control.client import ControlClient, identity_of
+from bus.control.repeats import Repeated
 from bus.control.server import PUSH_INTERVAL_SECONDS, ControlServer
 
-__all__ = ["PUSH_INTERVAL_SECONDS", "ControlClient", "ControlServer", "identity_of"]
+__all__ = ["PUSH_INTERVAL_SECONDS", "ControlClient", "ControlServer", "Repeated", "identity_of"]

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import structlog
+
 from bus import codec, threads
 from bus.control.connection import PackerConnection
 from bus.fence import Fence
@@ -19,6 +21,8 @@ from schemas import limits
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError
 from schemas.messages import Directive, Heartbeat, Neighbours, check_name, fingerprint
+
+log = structlog.get_logger("bus")
 
 HEARTBEATS_PER_SECOND = 10.0
 """Heartbeats per second that a client sends at most, sustained."""
@@ -70,6 +74,11 @@ class ControlClient:
         P1: a process belongs to the run of its first directive."""
         self._tokens, self._last_heartbeat = HEARTBEAT_BURST, time.monotonic()
         self._last_heard = time.monotonic()
+        self._way: tuple[str, str] | None = None
+        self.num_moves = 0
+        """Times that the packer was heard over another way: the packer, or this machine, has another address.
+
+        Connections from before the move are dead, and TCP would find out a minute later."""
         self._thread = threads.make(f"control-{name}", self._loop)
 
     @property
@@ -187,9 +196,17 @@ class ControlClient:
             # directives are absolute, so older ones in the queue say nothing that the newest does not say
             newest = message
         if newest is not None:
+            if self._way is None or self.silent_seconds > 2 * self._interval:
+                self._note_way()
             self._last_heard, self.other_run = time.monotonic(), ""
             self._connection.accepted()
             self._on_directive(newest)
+
+    def _note_way(self) -> None:
+        before, self._way = self._way, self._connection.way
+        if before is not None and before != self._way:
+            self.num_moves += 1
+            log.info("network changed", packer=self._way[0], address=self._way[1], before=" ".join(before))
 
     def _keep(self, table: Neighbours) -> None:
         if reason := self._fence.refuses(table.run):

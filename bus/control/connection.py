@@ -9,7 +9,7 @@ import zmq
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
 from bus.encryption import Link, keys_for, secure_client, watch_link
-from bus.hosts import HostResolver, choose_family
+from bus.hosts import HostResolver, choose_family, own_address
 from bus.sockets import MAX_IN_A_ROW, send_frames, waiting
 from bus.topology import CLOSE_LINGER_MILLISECONDS, CONTROL_HWM, milliseconds, prepare
 from schemas import limits
@@ -50,6 +50,11 @@ class PackerConnection:
     def num_refused(self) -> int:
         """Attempts to connect that were made after a refusal."""
         return self._link.attempt
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """Addresses of the packer and of this machine on the way to it; empty if unknown."""
+        return self._endpoint, own_address(self._endpoint)
 
     def wake(self) -> None:
         """End a wait. Thread-safe."""

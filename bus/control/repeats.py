@@ -2,7 +2,8 @@
 
 A process at rest repeats its heartbeat each second, and only the number is another one. `Repeats` keeps the newest
 heartbeat of each peer with its bytes before and after the number. A frame with the same bytes there is the same
-message: it would be decoded to the same values and pass the same checks.
+message: it would be decoded to the same values and pass the same checks. No message is made of it, unless somebody
+asks for one.
 """
 
 from collections.abc import Sequence
@@ -25,10 +26,28 @@ _LENGTHS = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
 """Bytes of an unsigned integer of msgpack by its first byte, this one included."""
 
 
+class Repeated(NamedTuple):
+    """A heartbeat at rest (`Heartbeat.at_rest`), come again with another number."""
+
+    peer: str
+    """Sender, `NAME/BOOT_ID`."""
+    heartbeat: Heartbeat
+    """The heartbeat that it repeats, as decoded."""
+    sequence: int
+    """Its own number."""
+
+    @property
+    def message(self) -> Heartbeat:
+        """The whole heartbeat."""
+        return self.heartbeat.numbered(self.sequence)
+
+
 class Known(NamedTuple):
     """A decoded heartbeat, and the bytes of its frame before and after the number."""
 
     heartbeat: Heartbeat
+    peer: str
+    """Sender, as in `Repeated`; empty if the heartbeat is not at rest."""
     head: bytes
     tail: bytes
     start: int
@@ -46,10 +65,10 @@ class Repeats:
     def __len__(self) -> int:
         return len(self._known)
 
-    def decode(self, identity: bytes, frames: Sequence[zmq.Frame]) -> Message:
-        """Return the message in received frames, as `codec.decode` does.
+    def decode(self, identity: bytes, frames: Sequence[zmq.Frame]) -> Message | Repeated:
+        """Return the message in received frames, as `codec.decode` does, or that a heartbeat at rest has come again.
 
-        A heartbeat that repeats the newest one of its peer shares all values with that one, but for the number.
+        Any other heartbeat that repeats the newest one of its peer shares all values with that one, but for the number.
 
         Raises:
             DecodeError: the frames are no valid message.
@@ -59,6 +78,8 @@ class Repeats:
         if known is not None and frame.startswith(known.head) and frame.endswith(known.tail):
             number = _number(frame[known.start : len(frame) - known.length])
             if number is not None:
+                if known.peer:
+                    return Repeated(known.peer, known.heartbeat, number)
                 return known.heartbeat.numbered(number)
         message = codec.decode(frames, limits.CONTROL_HEADER_BYTES)
         self._known.pop(identity, None)
@@ -80,7 +101,8 @@ class Repeats:
         # msgpack takes the last of two equal keys: a number further behind would be the one that counts
         if _number(frame[start : len(frame) - len(tail)]) != message.sequence or _NUMBER in tail:
             return
-        self._known[identity] = Known(message, head, tail, start, len(tail))
+        peer = identity.decode("utf-8", "replace") if message.at_rest else ""
+        self._known[identity] = Known(message, peer, head, tail, start, len(tail))
         if len(self._known) > MAX_REMEMBERED:
             del self._known[next(iter(self._known))]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bus import codec, threads
 from bus.connection import LOOK_MILLISECONDS
-from bus.control.repeats import Repeats
+from bus.control.repeats import Repeated, Repeats
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
 from bus.encryption import keys_for, secure_server
@@ -103,6 +103,8 @@ class ControlServer:
             quickly.
         bus: keys and limits of the run's bus. Where its `host` is a wildcard, all addresses of this machine are bound.
         on_lost: called with the identity of a probed peer without a connection; must return quickly.
+        on_repeated: called with the heartbeats at rest that have come again in a turn, instead of `on_heartbeat`; must
+            return quickly.
         stale_after: seconds since the end of a round after which heartbeats get no answer. A packer that hangs in a
             commit is then as silent as a stopped packer, and no peer acts on an old directive.
 
@@ -117,9 +119,10 @@ class ControlServer:
         bus: BusConfig = PLAIN,
         on_lost: Callable[[bytes], None] = lambda identity: None,
         stale_after: float = float("inf"),
+        on_repeated: Callable[[list[Repeated]], None] | None = None,
     ) -> None:
         self.counts = EdgeCounts("control")
-        self._on_heartbeat, self._on_lost = on_heartbeat, on_lost
+        self._on_heartbeat, self._on_lost, self._on_repeated = on_heartbeat, on_lost, on_repeated
         self._address, self._ring, self._secret = address, keys_for(address, bus), b""
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         prepare(self._socket, CONTROL_HWM, None, limits.CONTROL_FRAME_BYTES)
@@ -200,6 +203,11 @@ class ControlServer:
     def num_unencoded(self) -> int:
         """Number of published directives that are not encoded yet."""
         return len(self._published)
+
+    @property
+    def num_unsent(self) -> int:
+        """Number of peers whose newest directive is on its way: not encoded, or not sent."""
+        return len(self._published) + len(self._to_push)
 
     @property
     def listened(self) -> float:
@@ -440,6 +448,7 @@ class ControlServer:
 
     def _read_heartbeats(self) -> None:
         count, sweep = 0, self._gate.sweep
+        repeated: list[Repeated] = []
         for frames in waiting(self._socket, MAX_IN_A_ROW):
             count += 1
             self._gate.took(frames[-1])
@@ -450,10 +459,17 @@ class ControlServer:
                 drop(self.counts, error, peer_of(frames[0]))
                 continue
             self.counts.add(codec.num_bytes(frames))
-            if isinstance(message, Heartbeat):
+            if isinstance(message, Repeated):
+                self._table_of[identity] = message.heartbeat.neighbours
+                repeated.append(message)
+            elif isinstance(message, Heartbeat):
                 self._table_of[identity] = message.neighbours
                 self._on_heartbeat(identity, message)
-                self._send(identity)
+            else:
+                continue
+            self._send(identity)
+        if repeated:
+            self._hand_on(repeated)
         if count < MAX_IN_A_ROW:
             # bytes that had come by that sweep belong to messages that are not whole
             self._gate.empty(sweep)
@@ -463,6 +479,13 @@ class ControlServer:
         if count < MAX_IN_A_ROW or self._unread > CONTROL_HWM * (1 + len(self._latest)):
             self._unread = 0
             self._clock.listened()
+
+    def _hand_on(self, repeated: list[Repeated]) -> None:
+        if self._on_repeated is not None:
+            self._on_repeated(repeated)
+            return
+        for one in repeated:
+            self._on_heartbeat(one.peer.encode(), one.message)
 
     def _send(self, identity: bytes) -> bool:
         """Send a peer its newest directive. Return False if no connection of this peer is left."""

@@ -16,6 +16,7 @@ class EmbeddedEngineConfig(EngineBase):
     """Transformers model in the inference actor, served over HTTP. No server to install."""
 
     supports_noise: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
 
     type: Free[Literal["embedded"]] = "embedded"
     max_sequences: Free[int] = Field(256, ge=1)

@@ -26,6 +26,8 @@ class EngineBase(Section):
     """Values of `weights.channel` with which the engine works."""
     supports_noise: ClassVar[bool] = False
     """True if the engine puts `inference.noise` on the policy."""
+    takes_images: ClassVar[bool] = False
+    """True if the engine takes prompts with images."""
     takes_any_adapter: ClassVar[bool] = True
     """True if the engine takes adapters with more than two matrices for each adapted matrix (DoRA, whole modules)."""
 

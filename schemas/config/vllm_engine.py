@@ -36,6 +36,7 @@ class VllmEngineConfig(EngineBase):
     has_server: ClassVar[bool] = True
     takes_any_adapter: ClassVar[bool] = False
     supports_noise: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
 
     type: Free[Literal["vllm"]] = "vllm"
     max_model_len: Free[int | None] = Field(None, ge=2)

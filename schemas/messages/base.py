@@ -95,8 +95,7 @@ class Message(Frozen):
     texts: ClassVar[tuple[str, ...]] = ()
     """Names of fields (a text, or a list of texts) sent as UTF-8 in one frame after the arrays, not in the header."""
     blobs: ClassVar[str] = ""
-    """Name of a field with a list of bytes, each of which has a frame of its own, behind all others. The header has
-    their number."""
+    """Name of a field with a list of bytes, joined in frames behind all others. The header has the size of each."""
     rare: ClassVar[tuple[str, ...]] = ()
     """Names of fields that the header leaves out while they are empty."""
     apart: ClassVar[str] = ""

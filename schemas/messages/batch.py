@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from schemas import arrays
 from schemas.messages.base import Frozen, Listed, Message
+from schemas.messages.groups import ImagePlace, check_places_name_images
 
 
 class DroppedOrdinal(Frozen):
@@ -40,6 +42,8 @@ class StepBatch(Message):
 
     kind: ClassVar[str] = "step_batch"
     version: ClassVar[int] = 3
+    blobs: ClassVar[str] = "images"
+    rare: ClassVar[tuple[str, ...]] = ("images", "image_places")
 
     term: int
     """Term of the packer; ranks drop batches of older terms (protocol rule P2)."""
@@ -80,6 +84,11 @@ class StepBatch(Message):
     micro-batch: a part of its prompt, or all of it. The row holds these tokens once."""
     sample_shares: arrays.Float32_B
     """Shape (B,). Share of each sample in the loss tokens of its completion; 1 for a completion's only sample."""
+    images: Listed[bytes] = Field(default_factory=list)
+    """Files of the images that the rank's samples show, each once."""
+    image_places: Listed[ImagePlace] = Field(default_factory=list)
+    """Places of the images, in the order of tokens. Tokens that a sample shares with the sample before it have no
+    places here: their images are those of the sample before."""
     rewards: arrays.Float64_B
     """Shape (B,). Reward of each sample's completion, NaN: unscorable. Used if a KL enters the reward
     (`group_reward`)."""
@@ -113,6 +122,8 @@ class StepBatch(Message):
         if bounds[0] != 0 or bounds[-1] != self.prompt_lengths.size or (bounds[1:] < bounds[:-1]).any():
             raise ValueError("micro_batch_offsets: must start at 0, not fall, and end at the number of samples")
         self._check_samples()
+        if self.images or self.image_places:
+            self._check_images()
         arrays.check_offsets("minibatch_offsets", self.minibatch_offsets, self.num_micro_batches)
         if self.drops_D.size and not 0 <= self.drops_D[:, 1].min() <= self.drops_D[:, 1].max() < len(self.drop_reasons):
             raise ValueError(f"drops_D: an index beyond the {len(self.drop_reasons)} drop_reasons")
@@ -155,6 +166,43 @@ class StepBatch(Message):
         for b, length in zip(followers.tolist(), lengths, strict=True):
             if ids[starts[b] : starts[b] + length] != ids[starts[b - 1] : starts[b - 1] + length]:
                 raise ValueError(f"sample_shared: samples {b - 1} and {b} differ in their first {shared[b]} tokens")
+
+    def _check_images(self) -> None:
+        """Check that each place is in what the row holds of its sample, and that no shared tokens cut an image.
+
+        Raises:
+            ValueError: names the field, the sample and the value.
+        """
+        check_places_name_images(self.images, self.image_places)
+        end = 0
+        for place in self.image_places:
+            if place.length < 1 or not end <= place.start < self.token_ids.size:
+                raise ValueError(f"image_places: a place at {place.start} with {place.length} tokens, behind {end}")
+            end = place.start + place.length
+        sizes, prompts, shared = np.diff(self.sample_offsets), self.prompt_lengths, self.sample_shared
+        held, before = (sizes - (sizes > prompts)).tolist(), list[ImagePlace]()
+        for b, (places, prefix) in enumerate(zip(self.places_of_samples(), shared.tolist(), strict=True)):
+            if places and places[-1].start + places[-1].length > held[b]:
+                raise ValueError(f"image_places: an image ends behind the {held[b]} tokens in the row of sample {b}")
+            common = [place for place in before if place.start < prefix]
+            if any(place.start + place.length > prefix for place in common):
+                raise ValueError(f"sample_shared: the {prefix} tokens that sample {b} shares cut an image")
+            if any(place.start < prefix for place in places[len(common) :]):
+                raise ValueError(f"image_places: sample {b} has a place in the {prefix} tokens that it shares")
+            before = places
+
+    def places_of_samples(self) -> list[list[ImagePlace]]:
+        """Return the places of the images of each sample, shared ones included; starts count from the sample's."""
+        offsets = self.sample_offsets
+        owners = np.searchsorted(offsets, [place.start for place in self.image_places], side="right") - 1
+        own = [list[ImagePlace]() for _ in range(offsets.size - 1)]
+        for b, place in zip(owners.tolist(), self.image_places, strict=True):
+            own[b].append(place.model_copy(update={"start": place.start - int(offsets[b])}))
+        found, before = [], list[ImagePlace]()
+        for places, prefix in zip(own, self.sample_shared.tolist(), strict=True):
+            before = [place for place in before if place.start < prefix] + places
+            found.append(before)
+        return found
 
     @property
     def dropped(self) -> list[DroppedOrdinal]:

@@ -250,6 +250,14 @@ class Heartbeat(Message):
 
     counters: ClassVar[frozenset[str]] = frozenset({"task"})
     """Fields that change all the time, for which the packer need not be woken."""
+    quiet: ClassVar[bool] = False
+    """True for kinds whose repetitions need not wake the packer. Trainers and screens are few, and what they are told
+    changes without them."""
+
+    @property
+    def at_rest(self) -> bool:
+        """True if a repetition of this heartbeat only says that its sender is alive."""
+        return self.quiet and not any(getattr(self, name).size for name in self.layout.specs)
 
     def numbered(self, sequence: int) -> Self:
         """Return this heartbeat with another number. All other values are the same objects."""
@@ -286,6 +294,7 @@ class RolloutHeartbeat(Heartbeat):
     """Report of a rollout actor."""
 
     kind: ClassVar[str] = "rollout_heartbeat"
+    quiet: ClassVar[bool] = True
 
     free_slots: int
     """Number of further tickets wanted."""
@@ -299,6 +308,7 @@ class RewardHeartbeat(Heartbeat):
     """Report of a reward actor."""
 
     kind: ClassVar[str] = "reward_heartbeat"
+    quiet: ClassVar[bool] = True
     counters: ClassVar[frozenset[str]] = Heartbeat.counters | {"load", "calls", "scored", "busy_seconds"}
 
     address: Address
@@ -352,6 +362,7 @@ class InferenceHeartbeat(Heartbeat):
     """Report of an inference actor: address, served policy and load of its engine."""
 
     kind: ClassVar[str] = "inference_heartbeat"
+    quiet: ClassVar[bool] = True
     counters: ClassVar[frozenset[str]] = Heartbeat.counters | {"load", "generated_tokens", "busy_seconds"}
 
     url: Address

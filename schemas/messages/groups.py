@@ -5,6 +5,7 @@ E rewards of an environment, R rewards of turns, F reward functions.
 """
 
 import json
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, Literal
 
@@ -80,12 +81,13 @@ class PolicyVersion(Frozen):
 
 
 class ImagePlace(Frozen):
-    """Place of an image in the tokens of a group: a run of equal placeholder tokens."""
+    """Place of an image in the tokens of a message: a run of equal placeholder tokens."""
 
     image: int
-    """Index in `RolloutGroup.images`."""
+    """Index in the message's `images`."""
     start: int
-    """Position of the first placeholder, counted over the P prompt tokens and behind them the N tokens of samples."""
+    """Position of the first placeholder. A group counts its P prompt tokens, and behind them the N tokens of samples; a
+    batch counts its N tokens."""
     length: int
     """Number of placeholders."""
 
@@ -218,8 +220,7 @@ class RolloutGroup(Message):
                 f"images: {len(self.images)} with {num_bytes} bytes, and at most {limits.IMAGES} with "
                 f"{limits.IMAGES_BYTES} bytes travel"
             )
-        if {place.image for place in self.image_places} != set(range(len(self.images))):
-            raise ValueError(f"image_places: must name each of {len(self.images)} images, and no other")
+        check_places_name_images(self.images, self.image_places)
         # ends of prompts and samples, in which no place may begin in one and end in another
         ends = np.concatenate([self.prompt_offsets, len(self.prompt_ids) + self.sample_offsets[1:]])
         end = 0
@@ -227,8 +228,12 @@ class RolloutGroup(Message):
             if place.length < 1 or not end <= place.start < ends[-1]:
                 raise ValueError(f"image_places: a place at {place.start} with {place.length} tokens, behind {end}")
             end = place.start + place.length
-            if end > ends[np.searchsorted(ends, place.start, side="right")]:
+            own_end = ends[np.searchsorted(ends, place.start, side="right")]
+            if end > own_end:
                 raise ValueError(f"image_places: the place at {place.start} ends behind its prompt or sample")
+            # a packed row leaves out the last token of a sample
+            if end == own_end and place.start >= len(self.prompt_ids):
+                raise ValueError(f"image_places: the place at {place.start} is the end of its sample")
 
     @property
     def num_completions(self) -> int:
@@ -315,6 +320,18 @@ class RolloutGroup(Message):
         """Return per token the value of its segment, (S,) → (N,)."""
         starts = self.segments[:, SEGMENT_START]
         return np.repeat(per_segment, np.diff(starts, append=self.token_ids.size))
+
+
+def check_places_name_images(images: Sequence[bytes], places: Sequence[ImagePlace]) -> None:
+    """Check that places name each image, and that an image has as many tokens at each of its places.
+
+    Raises:
+        ValueError: names the field.
+    """
+    if {place.image for place in places} != set(range(len(images))):
+        raise ValueError(f"image_places: must name each of {len(images)} images, and no other")
+    if len({(place.image, place.length) for place in places}) > len(images):
+        raise ValueError("image_places: an image has places of different lengths")
 
 
 def single_turn(

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from actors.ledger.peers import Peers
 from bus import codec, threads
 from bus.control import PUSH_INTERVAL_SECONDS, ControlClient, ControlServer, identity_of
+from bus.control.connection import PackerConnection
 from bus.counts import EdgeCounts
 from bus.encryption import keys_for, secure_server
 from bus.sockets import send_frames
@@ -455,6 +456,25 @@ def test_restarted_packer_is_found_again(address: Place, closing: ExitStack) -> 
     _until(lambda: actor.step == 2 and second.heard)
     assert second.heard[-1][1] == ME
     assert actor.client.silent_seconds < time.monotonic() - silent_from
+
+
+def test_a_move_counts_once_the_packer_is_heard_again_over_another_way(
+    address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data connections from before are dead then. A packer that was only silent has moved nothing."""
+    way = "tcp://10.0.0.1:5555", "10.0.0.2"
+    monkeypatch.setattr(PackerConnection, "way", property(lambda self: way))
+    packer = Packer(closing, address)
+    actor = _started(closing, address, interval=0.02)
+    packer.say(0)
+    _until(lambda: actor.step == 0)
+    for number, found in enumerate([way, ("tcp://10.0.0.1:5555", "10.0.0.7"), ("tcp://10.0.0.9:5555", "10.0.0.7")]):
+        packer.server.publish({ME: None})
+        _until(lambda: actor.client.silent_seconds > 0.1)
+        way = found
+        packer.say(number + 1)
+        _until(lambda: actor.step == number + 1)  # noqa: B023
+        assert actor.client.num_moves == number
 
 
 def test_silence_of_a_dead_packer_is_measured_and_blocks_nobody(address: Place, closing: ExitStack) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import zmq
 
-from bus.hosts import choose_family, endpoints_of, to_bind
+from bus.hosts import choose_family, endpoints_of, own_address, to_bind
 
 
 @pytest.mark.parametrize("name", ["a..b", "a" * 64 + ".b"])
@@ -46,3 +46,18 @@ def test_a_name_has_the_family_of_the_own_address_and_a_number_its_own(address: 
     with zmq.Context.instance().socket(zmq.PUSH) as socket:
         choose_family(socket, address, own)
         assert socket.getsockopt(zmq.IPV6) == is_ipv6
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "own"),
+    [
+        ("tcp://127.0.0.1:5555", "127.0.0.1"),
+        ("tcp://127.0.0.2:5555", "127.0.0.1"),
+        ("tcp://packer-host:5555", ""),
+        ("ipc:///tmp/control", ""),
+        ("", ""),
+    ],
+)
+def test_the_own_address_on_the_way_to_a_peer_is_told_by_the_kernel(endpoint: str, own: str) -> None:
+    """Names are not resolved for it, since a name server may hang."""
+    assert own_address(endpoint) == own

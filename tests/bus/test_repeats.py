@@ -1,6 +1,6 @@
 """Heartbeats that repeat the one before are told by their bytes, and are the message that decoding would give."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -10,10 +10,10 @@ import zmq
 
 from bus import codec
 from bus.control import repeats
-from bus.control.repeats import KEPT_BYTES, Repeats
+from bus.control.repeats import KEPT_BYTES, Repeated, Repeats
 from schemas import limits
 from schemas.errors import DecodeError
-from schemas.messages import HEARTBEAT_KINDS, Heartbeat, RolloutHeartbeat
+from schemas.messages import HEARTBEAT_KINDS, Heartbeat, Message, RolloutHeartbeat
 from tests.schemas.messages.examples import EXAMPLES
 
 ME = b"rollout-0/b0"
@@ -34,10 +34,15 @@ def frames_of(message: Heartbeat) -> list[zmq.Frame]:
     return [zmq.Frame(bytes(frame)) for frame in codec.encode(message)]
 
 
-def outcome(decode: Any) -> Any:
+def whole(decoded: Message | Repeated) -> Message:
+    """The message, also of a heartbeat at rest that has come again."""
+    return decoded.message if isinstance(decoded, Repeated) else decoded
+
+
+def outcome(decode: Callable[[], Message | Repeated]) -> Any:
     """What decoding gives: all values with their types, or the reason of the refusal."""
     try:
-        message = decode()
+        message = whole(decode())
     except DecodeError as error:
         return error.reason, str(error)
     values = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in message}
@@ -61,11 +66,26 @@ def test_a_repeated_heartbeat_is_not_decoded_again(kind: str, monkeypatch: pytes
     expected = {number: codec.decode(frames) for number, frames in sent.items()}
     monkeypatch.setattr(codec, "decode", lambda *arguments: pytest.fail("decoded again"))
     for number, frames in sent.items():
-        message = decoder.decode(ME, frames)
+        message = whole(decoder.decode(ME, frames))
         assert isinstance(message, Heartbeat)
         assert message.sequence == number
         assert message.equals(expected[number])
         assert message.repeats(message.numbered(3)) == expected[number].repeats(expected[number])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_heartbeat_at_rest_is_told_by_its_number_alone(kind: str) -> None:
+    """Of kinds whose repetitions nobody waits for, and without work: whoever has work is looked at each time."""
+    message = example(kind, sequence=5)
+    nothing = {name: value[:0] for name, value in message.arrays().items()}
+    for changes in ({}, nothing):
+        decoder, sent = Repeats(), example(kind, sequence=5, **changes)
+        decoder.decode(ME, frames_of(sent))
+        again = decoder.decode(ME, frames_of(sent.numbered(6)))
+        has_work = any(value.size for value in sent.arrays().values())
+        assert isinstance(again, Repeated) == (message.quiet and not has_work)
+        assert whole(again).equals(sent.numbered(6))
+    assert message.quiet == (kind in {"rollout_heartbeat", "reward_heartbeat", "inference_heartbeat"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,7 +131,7 @@ def test_the_last_of_two_numbers_counts() -> None:
 
     decoder = Repeats()
     for numbers in ((7, 7), (8, 7), (9, 7)):
-        decoded = decoder.decode(ME, frame(*numbers))
+        decoded = whole(decoder.decode(ME, frame(*numbers)))
         assert isinstance(decoded, Heartbeat)
         assert decoded.sequence == 7
 
@@ -119,11 +139,11 @@ def test_the_last_of_two_numbers_counts() -> None:
 def test_each_peer_repeats_itself_alone() -> None:
     """Equal bytes of another process are another message; and so is what a peer says after something else."""
     decoder, message = Repeats(), example(sequence=1)
-    first = decoder.decode(ME, frames_of(message))
-    other = decoder.decode(b"rollout-1/b1", frames_of(message))
-    again = decoder.decode(ME, frames_of(message.numbered(2)))
-    changed = decoder.decode(ME, frames_of(example(sequence=3, free_slots=77)))
-    back = decoder.decode(ME, frames_of(message.numbered(4)))
+    first = whole(decoder.decode(ME, frames_of(message)))
+    other = whole(decoder.decode(b"rollout-1/b1", frames_of(message)))
+    again = whole(decoder.decode(ME, frames_of(message.numbered(2))))
+    changed = whole(decoder.decode(ME, frames_of(example(sequence=3, free_slots=77))))
+    back = whole(decoder.decode(ME, frames_of(message.numbered(4))))
     for one in (first, other, again, changed, back):
         assert isinstance(one, RolloutHeartbeat)
     assert [m.sequence for m in (first, other, again, changed, back)] == [1, 1, 2, 3, 4]  # type: ignore[attr-defined]
@@ -145,7 +165,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     text = example(sequence=1, failures=[failure for failure in _failures() for _ in range(20)])
     for message in (large, text):
         for number in (1, 2):
-            decoded = decoder.decode(ME, frames_of(message.numbered(number)))
+            decoded = whole(decoder.decode(ME, frames_of(message.numbered(number))))
             assert decoded.equals(message.numbered(number))
         assert len(decoder) == 9
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from actors.ledger import Changes, ExampleRef, Group, GroupFacts, Machine, Settings, Step, Verdict, replies
-from schemas.messages import Heartbeat, TrainerHeartbeat
+from schemas.messages import Heartbeat, RolloutDirective, TrainerHeartbeat
+from tests.actors.ledger.driver import hear
 from tests.explore.rules import Violation
 from tests.explore.values import Names, clone, key_of
 
@@ -137,6 +138,8 @@ class Packer:
         """Holders of contested names, whose connections the newest round looks at."""
         self.over = False
         """The newest round has said that the run is done."""
+        self._renewed: set[str] = set()
+        """Peers that have repeated their newest heartbeat."""
         self._settled: dict[int, GroupFacts] = {}
         self._evals: dict[str, str] | None = None
         """Evaluations in the record that the next commit writes; None if there is nothing new."""
@@ -169,7 +172,7 @@ class Packer:
             num_sent: how many messages it has sent when it dies after sending.
         """
         self.machine, self.time_has_passed, self._settled, self.out = clone(self.machine), False, {}, []
-        self.probes = set()
+        self.probes, self._renewed = set(), set()
         for stage in self._given[0].stages:
             getattr(self, stage)(now)
             if stage == last:
@@ -186,7 +189,8 @@ class Packer:
             if isinstance(event, Lost):
                 self.machine.lost(now, event.identity)
                 continue
-            self.machine.heard(now, *event)
+            if hear(self.machine, now, *event):
+                self._renewed.add(event[0])
             if isinstance(event[1], TrainerHeartbeat) and event[1].rank == 0:
                 self.reports |= {report.step for report in event[1].reports}
         self.inflow = ()
@@ -246,6 +250,9 @@ class Packer:
             for identity, heartbeat, step in machine.batches_wanted()
         ]
         directives = {identity.decode(): directive for identity, directive in replies.directives(machine).items()}
+        for identity in self._renewed - directives.keys():
+            # as the control server does: a repeated heartbeat of a rollout actor at rest is answered as before
+            directives[identity] = machine.told_alike[RolloutDirective][0]
         for identity, directive in sorted(directives.items()):
             if directive is not None:
                 self.out.append(Parcel(f"directive to {identity.partition('/')[0]}", identity, directive, run))

@@ -53,7 +53,7 @@ LEFT_OUT = frozenset(
         # directives made before, and what they were made of
         "neighbourhood",
         "told",
-        "told_idle",
+        "told_alike",
     }
 )
 """Attributes that decide nothing, or only what becomes of a message that is late, which the world's key tells."""

@@ -43,8 +43,8 @@ def found(request: pytest.FixtureRequest) -> Page:
 def test_the_pages_are_there() -> None:
     """The list that the navigation has."""
     assert NAMES == [
-        "areal", "cluster", "custom-loss", "debugging", "environment", "following", "ms-swift", "prime-rl",
-        "scaling", "several-machines", "several-runs", "simulate", "surogate", "timeline", "trl", "turns",
+        "areal", "cluster", "custom-loss", "debugging", "environment", "following", "images", "ms-swift",
+        "prime-rl", "scaling", "several-machines", "several-runs", "simulate", "surogate", "timeline", "trl", "turns",
         "view", "vllm",
     ]  # fmt: skip
 

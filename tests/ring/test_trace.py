@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.ops.trace.files import read_spans
+from tests.actors.ops.trace.timelines import all_spans
 from tests.ring.harness import (
     ALL,
     PATIENCE_SECONDS,
@@ -66,7 +66,13 @@ def test_a_run_that_is_killed_in_the_middle_has_one_timeline_of_all_actors(tmp_p
     assert len(trained) >= 30
     assert {e["id"] for e in events if e["ph"] == "s"} == {e["id"] for e in events if e["ph"] == "f"}
     assert len({e["id"] for e in events if e["ph"] == "f"}) == 30
-    recorded = read_spans(config.output / "events")
+    # the waits of the trainer are marked as waits, one before each step
+    trainer = next(e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == "trainer-0")
+    waits = [e for e in events if e["ph"] == "X" and e["pid"] == trainer and e["name"] == "wait for batch"]
+    assert {e["cat"] for e in waits} == {"wait"}
+    assert sorted({e["args"]["step"] for e in waits} & set(range(4, 14))) == list(range(4, 14))
+    assert 0.0 < sum(e["dur"] for e in waits) < max(e["ts"] + e["dur"] for e in waits)
+    recorded = all_spans(config.output / "events")
     assert len([1 for actor, _, _ in recorded.processes if actor == "reward-0"]) == 2
     assert recorded.lost == {}
     kinds = {(span.actor, span.name) for span in recorded.spans}

@@ -71,6 +71,8 @@ class Page:
         await self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
+        # a scrollbar would take the right margin of a picture
+        await self.send("Emulation.setScrollbarsHidden", hidden=True)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.send("Emulation.setEmulatedMedia", features=[scheme])
 

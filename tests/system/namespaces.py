@@ -60,6 +60,12 @@ class Host:
         self.ip("addr", "add", f"{address}/{prefix(address)}", "dev", self.device, *flags(address))
         self.address = address
 
+    def control_congestion(self, algorithm: str) -> None:
+        """Set the algorithm of TCP for connections made from now on; skip the test where the kernel has it not."""
+        words = ["ip", "netns", "exec", self.name, "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={algorithm}"]
+        if subprocess.run(words, capture_output=True, check=False).returncode:
+            missing(f"no congestion control {algorithm} here: modprobe tcp_{algorithm}")
+
     def end(self) -> None:
         """Kill what still runs here."""
         for process in self.processes.values():

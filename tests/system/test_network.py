@@ -9,9 +9,9 @@ compared with one that nothing disturbs.
 import hashlib
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,8 @@ PORT = 5555
 DATA_PORTS = range(41000, 41004)
 STEPS, GROUPS = 9, 3
 PATIENCE_SECONDS = 400.0
+START_OVER = 75
+"""Exit code of an actor that wants to be started again by its supervisor."""
 FAR = {"delay": 0.05, "loss": 0.01}
 """A round trip of 100 ms; of 100 packets one is lost, in each direction."""
 OUT_OF_ORDER = {"delay": 0.02, "reorder": 0.25}
@@ -58,6 +60,7 @@ class Run:
     control: str
     """Name or address in `bus.control`."""
     started: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    _start: dict[str, Callable[[], "subprocess.Popen[bytes]"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         keys = self.folder / "keys"
@@ -72,14 +75,22 @@ class Run:
         for name in names:
             words = ("-m", "actors", "run", name.partition("-")[0], "--config", self.path, "--name", name)
             log = self.folder / f"{name}.log"
-            self.started[name] = host.spawn(name, log, *words, *self.overrides, *own)
+            self._start[name] = partial(host.spawn, name, log, *words, *self.overrides, *own)
+            self.started[name] = self._start[name]()
+
+    def ended(self) -> dict[str, int]:
+        """Exit codes of the actors that have ended; those that want to start over are started again."""
+        codes = {name: process.poll() for name, process in self.started.items()}
+        for name in [name for name, code in codes.items() if code == START_OVER]:
+            self.started[name] = self._start[name]()
+        return {name: code for name, code in codes.items() if code is not None and code != START_OVER}
 
     def reach(self, step: int) -> None:
         """Wait until a step is recorded."""
 
         def reached() -> bool:
-            ended = {name: process.poll() for name, process in self.started.items() if process.poll()}
-            assert not ended, "".join(f"{name}: {self.log(name)[-3000:]}" for name in ended)
+            failed = [name for name, code in self.ended().items() if code]
+            assert not failed, "".join(f"{name}: {self.log(name)[-3000:]}" for name in failed)
             return steps_recorded(self.config) >= step
 
         wait_until(reached, f"step {step}", PATIENCE_SECONDS)
@@ -96,9 +107,8 @@ class Run:
 
     def finish(self) -> None:
         """Wait until every actor has ended by itself with 0; then nothing is lost, dropped or trained twice."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        for name, process in self.started.items():
-            code = process.wait(max(1.0, deadline - time.monotonic()))
+        wait_until(lambda: len(self.ended()) == len(self.started), "the end of all actors", PATIENCE_SECONDS)
+        for name, code in self.ended().items():
             assert code == 0, f"{name}: {self.log(name)[-3000:]}"
         said = check_promise(self.config)
         assert said.dropped == {}
@@ -181,13 +191,17 @@ def know(made: Network) -> None:
 
 
 @pytest.mark.long
-def test_the_address_of_the_workers_changes_during_the_run(tmp_path: Path, undisturbed: str) -> None:
-    """After step 3, with all that was on its way: they are found again by name, and go on with the work they have."""
+@pytest.mark.parametrize("place", [0, 1], ids=["packer", "workers"])
+def test_the_address_of_a_host_changes_during_the_run(tmp_path: Path, undisturbed: str, place: int) -> None:
+    """After step 3, with all that was on its way: its actors are found by name, and go on with the work they have.
+
+    A trainer whose lease has ended meanwhile starts over from the checkpoint.
+    """
     with network("10.77.0.1", "10.77.0.2") as made:
         run = Run(tmp_path, made.hosts, SAME_BITS, "packer-host")
         start_by_name(run, made)
         run.reach(3)
-        made.move(made.hosts[1], "10.77.0.7")
+        made.move(made.hosts[place], "10.77.0.7")
         know(made)
         run.finish()
     assert digest_of(run.config) == undisturbed

@@ -61,3 +61,10 @@ def test_wandb_offline_is_asked_for_its_newest_row_without_reading_all_rows(tmp_
     assert left["newest"] == 300
     first, later = left["seconds"]
     assert later < first / 3
+
+
+def test_swanlab_goes_on_with_a_run_that_followed_a_rewind(tmp_path: Path) -> None:
+    """Its files have another spelling of the run's id; the newest step may be there in part and is sent again."""
+    left = _left(tmp_path, "swanlab")
+    assert left["told"] == [-1, 2]
+    assert left["steps"] == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [5]]

@@ -45,7 +45,10 @@ class Run:
         )
         self.path = folder / "run.yaml"
         self.path.write_text(dump_config(self.config))
-        self.environment = os.environ | {"TRACKIO_DIR": str(folder / "trackio"), "OMP_NUM_THREADS": "1"}
+        self.environment = os.environ | {
+            "TRACKIO_DIR": str(self.config.output / "trackers/trackio"),
+            "OMP_NUM_THREADS": "1",
+        }
         self.log = folder / "up.txt"
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -53,6 +56,12 @@ class Run:
         with self.log.open("ab") as log:
             command = [_python(), "-m", "actors", "up", str(self.path)]
             return subprocess.Popen(command, stdout=log, stderr=log, env=self.environment, cwd=ROOT)
+
+    def end(self, up: "subprocess.Popen[bytes]") -> None:
+        """Wait for the end of `actors up`; what a slow tracker has not taken by then, the same command sends."""
+        assert up.wait(PATIENCE_SECONDS) == 0, self.log.read_text()
+        if self.journal()[-1] != {"finished": True}:
+            assert self.start().wait(PATIENCE_SECONDS) == 0, self.log.read_text()
 
     def rewind(self, step: int) -> None:
         """Return to a checkpoint."""
@@ -121,7 +130,7 @@ def test_a_run_that_is_killed_and_rewound_shows_each_step_once(tmp_path: Path, k
     assert len(shown) == (1 if kind == "tensorboard" else 2)
 
 
-@pytest.mark.parametrize("kind", ["tensorboard"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_frozen_tracker_holds_up_nothing_and_catches_up(tmp_path: Path, kind: str) -> None:
     """SIGSTOP of its process: the run trains to its end meanwhile, and the tracker then gets what it missed."""
     run = Run(tmp_path, kind, reward=held_reward(tmp_path, calls=9))
@@ -143,14 +152,15 @@ def test_a_frozen_tracker_holds_up_nothing_and_catches_up(tmp_path: Path, kind: 
     run.check(points)
 
 
-def test_a_full_disk_of_a_tracker_holds_up_nothing_and_it_catches_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_of_a_tracker_holds_up_nothing_and_it_catches_up(tmp_path: Path, kind: str) -> None:
     """The run trains to its end meanwhile and counts the failures; with room again the tracker gets what it missed."""
-    disk = tmp_path / "disk"
+    run = Run(tmp_path, kind, reward=held_reward(tmp_path, calls=9))
+    # all that the tracker writes, its journal too
+    disk = run.config.output / "trackers"
     with small_disk(disk) as why:
         if why:
             missing(why)
-        keys = {"type": "tensorboard", "logging_dir": str(disk / "logs")}
-        run = Run(tmp_path, "tensorboard", keys, reward=held_reward(tmp_path, calls=9))
         up = run.start()
         try:
             wait_until(lambda: run.held() >= 1, "a step in the tracker")
@@ -159,13 +169,13 @@ def test_a_full_disk_of_a_tracker_holds_up_nothing_and_it_catches_up(tmp_path: P
                 wait_until((run.config.output / "summary.json").exists, "the end of training")
                 log = run.config.output / "logs/tracker-0.log"
                 wait_until(lambda: "tracker failed; training goes on" in log.read_text(), "a failure in the log")
-                assert run.held() < STEPS
+                assert {"finished": True} not in run.journal()
                 check_promise(run.config)
-            assert up.wait(PATIENCE_SECONDS) == 0, run.log.read_text()
+            run.end(up)
         finally:
             up.kill()
-        assert all(path.stat().st_size for path in (disk / "logs").rglob("events.*"))
-        (points,) = run.shown(disk / "logs" / run.config.name).values()
+        assert all(path.stat().st_size for path in disk.rglob("events.*"))
+        (points,) = run.shown().values()
         run.check(points)
 
 
@@ -188,3 +198,17 @@ def test_what_a_frozen_tracker_missed_is_sent_by_the_same_command(tmp_path: Path
     assert "sending the rest to the tracker" in run.log.read_text()
     (points,) = run.shown().values()
     run.check(points)
+
+
+@pytest.mark.long
+def test_the_benchmark_measures_each_tracker_that_it_is_given(tmp_path: Path) -> None:
+    """In a few steps, whose rates say nothing: one row without a tracker, and one for each state of each tracker."""
+    figures = tmp_path / "figures.json"
+    command = [_python(), "-m", "benchmarks.trackers", "--trackers", "tensorboard,mlflow", "--json", str(figures)]
+    done = subprocess.run([*command, "--steps", "6", "--rounds", "1"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(figures.read_text())["trackers"]
+    states = ("sending", "frozen") if "full: left out" in done.stdout else ("sending", "frozen", "full")
+    found = [(row["tracker"], row["state"]) for row in rows]
+    assert found == [("none", ""), *((tracker, state) for tracker in ("tensorboard", "mlflow") for state in states)]
+    assert all(row["completions_per_second"] > 0 for row in rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.trackers.protocol import Entry, TrackedRun
-from schemas.config.trackers import MlflowConfig, TensorboardConfig, TrackioConfig, WandbConfig
+from schemas.config.trackers import MlflowConfig, SwanlabConfig, TensorboardConfig, TrackioConfig, WandbConfig
 
 
 def tracked(folder: Path, next_step: int = 0, run: str = "abc") -> TrackedRun:
@@ -130,6 +130,20 @@ def wandb(folder: Path) -> Any:
         newest = [files.newest() for _ in range(20)]
         seconds.append(time.process_time() - began)
     return {"newest": newest[-1], "seconds": seconds}
+
+
+def swanlab(folder: Path) -> Any:
+    """A run that follows a return to an older step, opened again before its end."""
+    from actors.trackers.adapters.swanlab import make, offline_steps
+
+    told = []
+    for last in (3, 5):
+        tracker = make(SwanlabConfig(mode="offline"))
+        told.append(tracker.open(tracked(folder, run="abc-1")))
+        for step in range(max(0, told[-1]) + 1, last + 1):
+            tracker.log(entry(step, 2))
+        tracker.close() if last == 3 else tracker.finish({})
+    return {"told": told, "steps": [sorted(steps) for _, steps in sorted(offline_steps(folder, "abc-1").items())]}
 
 
 if __name__ == "__main__":

@@ -119,8 +119,8 @@ def pack_row(
         shared: (B,) leading tokens that a sample shares with the sample before it; at most its prompt.
         device: device of the tensors.
         has_many_copies: the samples together may have many times the row's tokens.
-        images: images of each sample in the order of their places, all in the prompts; empty if no sample has any.
-            `vision.row_images.shared_tokens` bounds `shared`.
+        images: images of each sample in the order of their places, all in tokens that the row holds; empty if no
+            sample has any. In shared tokens both samples have the same images, none of which is cut.
     """
     row: list[NDArray[np.int32]] = []
     positions, index_of, sources = [], [], []

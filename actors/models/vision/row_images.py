@@ -4,7 +4,7 @@ The model's own forward puts features in their places. Only its search for place
 transformers looks for the id of image tokens, and a policy may sample this id as any other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -56,25 +56,6 @@ class RowImages:
             pooler_output=tuple(one.tokens_ND for one in self.features), deepstack_features=list(layers)
         )
         return {"position_ids": self.positions_3R[:, None], "mm_encoder_outputs": {"image": found}}
-
-
-def shared_tokens(tokens: int, before: Sequence[PlacedImage], images: Sequence[PlacedImage]) -> int:
-    """Return the leading tokens that a sample shares with the sample before it, images included.
-
-    Tokens of two images have equal ids. A prefix ends in front of the first image that is another one, or that the
-    prefix would cut.
-
-    Args:
-        tokens: leading tokens with equal ids.
-        before: images of the sample before, in the order of their places.
-        images: images of the sample.
-    """
-    both = [{image.start: image for image in given if image.start < tokens} for given in (before, images)]
-    for start in sorted(both[0].keys() | both[1].keys()):
-        one, other = both[0].get(start), both[1].get(start)
-        if one is None or other is None or one.digest != other.digest or one.span.end > tokens:
-            return start
-    return tokens
 
 
 @contextmanager

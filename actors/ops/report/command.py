@@ -78,7 +78,7 @@ def content_of(config: RunConfig, num_picks: int, price: float | None) -> Conten
         figures_of(config.output),
         columns_of(config.output),
         picked(_groups(config.output), num_picks),
-        yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True),
+        yaml.safe_dump(changed_keys(config), sort_keys=False, allow_unicode=True),
         dump_config(config),
         result(summary) if summary else (),
         limit_words(progress),
@@ -86,6 +86,23 @@ def content_of(config: RunConfig, num_picks: int, price: float | None) -> Conten
         summary,
         price,
     )
+
+
+def changed_keys(config: RunConfig) -> Any:
+    """Return the keys with other values than the defaults, as nested values.
+
+    A section with types also has its `type`, since the other keys of the section depend on the type.
+    """
+    return _with_types(config.model_dump(mode="json", exclude_defaults=True), config.model_dump(mode="json"))
+
+
+def _with_types(changed: Any, whole: Any) -> Any:
+    if isinstance(changed, Mapping):
+        kind = {"type": whole["type"]} if "type" in whole else {}
+        return kind | {key: _with_types(value, whole[key]) for key, value in changed.items()}
+    if isinstance(changed, list):
+        return [_with_types(one, other) for one, other in zip(changed, whole, strict=True)]
+    return changed
 
 
 def columns_of(output: Path) -> dict[str, dict[int, float]]:

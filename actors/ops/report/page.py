@@ -14,7 +14,7 @@ from actors.ops.compare.figures import Figures
 from actors.ops.report.curves import Curve, curves_of
 from actors.ops.report.picks import Pick
 from actors.ops.report.svg import curve
-from actors.telemetry.conversations import cut
+from actors.telemetry.conversations import content_text, cut
 
 LONGEST_TEXT = 20_000
 """Most characters of a text; a longer one loses its middle."""
@@ -179,7 +179,7 @@ def _messages(pick: Pick) -> Iterator[str]:
         messages.append({"role": "completion", "content": group["completions"][number]})
     for message in messages:
         calls = message.get("tool_calls")
-        texts = [message.get("content") or "", *([str(calls)] if calls else [])]
+        texts = [content_text(message.get("content")), *([str(calls)] if calls else [])]
         yield f"<div>{shown(message.get('role', ''))}</div>"
         joined = "\n".join(map(str, texts))
         yield f'<pre dir="auto">{shown(joined)}</pre>'

@@ -14,6 +14,8 @@ POISON_SHARE, FEWEST_POISON = 0.05, 3
 """Share and number of poison groups (all three attempts failed) from which the run needs attention."""
 LATE_SHARE, FEWEST_LATE_CALLS = 0.1, 3
 """Share and number of late calls of reward functions from which the run needs attention."""
+START_SECONDS = 60.0
+"""Seconds of a new run in which its actors load their packages: one that is missing then is no trouble yet."""
 MISSED = {
     "rollout": "no rollout actor is there: nothing is sampled",
     "reward": "no reward actor is there: nothing is scored",
@@ -33,7 +35,8 @@ def diagnose(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
     if silent_seconds > lease:
         found.append(f"the packer has not been heard for {seconds_in_words(silent_seconds)}")
     if progress.get("phase") in ("starting", "running", "finishing"):
-        found += [MISSED.get(kind, f"{kind} is not there: no step is trained") for kind in progress.get("missing", ())]
+        missing = () if is_early(progress) else progress.get("missing", ())
+        found += [MISSED.get(kind, f"{kind} is not there: no step is trained") for kind in missing]
         for actor in progress.get("actors", ()):
             if actor["age"] > lease:
                 found.append(
@@ -46,6 +49,11 @@ def diagnose(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
                 found.append(f"{actor['name']} is quarantined: it could not take new weights, and gets no work")
     found += learning(progress)
     return found + [f"can't be written: {problem}" for problem in progress.get("unwritten", ())]
+
+
+def is_early(progress: Mapping[str, Any]) -> bool:
+    """Return whether a new run has only just started, so that actors may still be on their way."""
+    return progress.get("phase") == "starting" and progress.get("seconds", START_SECONDS) < START_SECONDS
 
 
 def learning(progress: Mapping[str, Any]) -> list[str]:

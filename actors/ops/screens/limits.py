@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from actors.ops.screens.diagnostics import is_early
 from actors.process.durations import seconds_in_words
 
 Stage = Literal["unknown", "nothing", "sampling", "scoring", "packing", "training"]
@@ -63,6 +64,8 @@ def limits(progress: Mapping[str, Any]) -> Limit:
     if progress["missing"]:
         missing = progress["missing"]
         kind = missing[0].partition("-")[0]
+        if is_early(progress):
+            return Limit(STAGE_OF_ACTOR[kind], f"waits for the start of {', '.join(missing)}")
         return Limit(
             STAGE_OF_ACTOR[kind],
             f"stands still, since {', '.join(missing)} is not there",

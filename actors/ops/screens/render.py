@@ -14,21 +14,23 @@ MARGIN = 11
 """Width of the headings on the left, in characters."""
 NARROWEST = 40
 """Smallest number of columns for wrapping; on narrower terminals lines are cut."""
+UNBROKEN = "\u00a0"
+"""Space at which no line is wrapped."""
 BAR = 20
 """Width of a bar, in characters."""
 MAX_ACTORS = 16
 """Largest number of actors with a line each; with more actors, the longest unheard are shown."""
 STAGES = {
-    "sampling": "groups being sampled, of the rollouts' slots",
-    "scoring": "groups with a reward actor, of those scored at once",
-    "scored": "groups that wait for their step, of those admitted",
-    "packed": "groups in packed steps, of two steps",
-    "batches": "batches on their way to the trainer",
+    "sampling": "groups, of the rollouts' slots",
+    "scoring": "groups, of those scored at once",
+    "scored": "groups ready, of those admitted",
+    "packed": "groups in packed steps, of two",
+    "batches": "batches on the way to the trainer",
 }
 WORK = {
     "packer": "keeps the ledger",
     "trainer": "at step {next_step}",
-    "inference": "serves {version}, {engine}, {load} completions under way",
+    "inference": "serves {version}, {engine}, {load} completions at once",
     "reward": "{load} groups to score",
     "rollout": "holds {holds} groups, {free_slots} slots free",
 }
@@ -111,7 +113,9 @@ def render(view: View, columns: int = 100) -> list[str]:
         policy += f", {progress['durable']} in a checkpoint"
     lines += _section("policy", [policy], width)
     if figures := _figures(progress):
-        lines += _section("step", ["  ".join(figures)], width)
+        # a name stays on the line of its value
+        joined = "  ".join(figure.replace(" ", UNBROKEN) for figure in figures)
+        lines += [line.replace(UNBROKEN, " ") for line in _section("step", [joined], width)]
     lines += _section("eval", evaluations(progress), width)
     lines += _section("recovered", dealt_with(progress), width)
     if not view.is_over:

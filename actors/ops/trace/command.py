@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from actors.ops.trace.files import read_spans
 from actors.ops.trace.picture import trace_events
-from actors.ops.trace.window import window_of
+from actors.ops.trace.window import index_of, steps_of
 from actors.ops.trace.words import words
 from actors.telemetry.spans import FOLDER
 from schemas.errors import ConfigError
@@ -28,8 +27,7 @@ def trace(output: Path, first: int, last: int, out: Path | None) -> str:
             f"{folder}: there is no such folder; is {output} a run's output_dir, and was it run with "
             "telemetry.events_bytes above 0?"
         )
-    recorded = read_spans(folder)
-    window = window_of(recorded.spans, first, last)
+    recorded, window = steps_of(index_of(output), first, last)
     path = out or Path(f"trace-{first}-{last}.json")
     try:
         path.write_text(json.dumps(trace_events(recorded, window), allow_nan=False) + "\n", encoding="utf-8")

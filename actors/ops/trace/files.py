@@ -2,8 +2,9 @@
 
 import contextlib
 import math
+import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from actors.telemetry.reporter import record_of
 from actors.telemetry.spans import OLDER_SUFFIX, SUFFIX
 
+ORDINAL = re.compile(rb'"ordinal": ?(\d+)')
+"""Argument of a span of a group that is trained."""
 BLOCK_BYTES = 64 << 10
 """Bytes of a file from which on its next write starts another block of the index."""
 
@@ -38,13 +41,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All spans in the files of a run."""
+    """Spans of a run, out of its files."""
 
     spans: list[Span]
     processes: list[tuple[str, int, float]]
-    """Actor, pid and wall-clock time of each process, when its first spans were written."""
+    """Actor, pid and wall-clock time of each process of the run, when its first spans were written."""
     lost: Mapping[str, int]
-    """Spans that could not be kept, by actor."""
+    """Spans of the whole run that could not be kept, by actor."""
 
 
 @dataclass(frozen=True)
@@ -59,52 +62,6 @@ class _Head:
     lost: int
 
 
-def read_spans(
-    folder: Path,
-    wanted: Callable[[Span], bool] | None = None,
-    *,
-    actor: str = "",
-    within: tuple[float, float] | None = None,
-) -> Recorded:
-    """Return the spans in the files of a folder; none if the folder is not there.
-
-    Half lines of killed processes, and lines of other programs, are left out. All processes of a machine share its
-    monotonic clock, so one difference to the wall clock holds for all of them: that of the machine's newest write.
-    Files are read line by line, so the memory is that of the spans that are returned.
-
-    Args:
-        folder: folder of the files.
-        wanted: returns True for spans to return; None: all.
-        actor: name of the only actor to return spans of; empty: all actors.
-        within: start and end in seconds since 1970; spans outside are skipped, most of them without being parsed.
-    """
-    paths = list(_paths(folder))
-    # a first reading for the heads alone: the newest one of a machine gives the times of all its spans
-    heads = [head for path in paths for raw in _raw_lines(path) if (head := _head_of(raw)) is not None]
-    # by the machine's own clock, which tells the order of writes whatever its wall clock did meanwhile
-    heads.sort(key=lambda head: head.monotonic)
-    offsets = {head.machine: head.wall - head.monotonic for head in heads}
-    lost: dict[str, int] = {}
-    processes: dict[tuple[str, int], float] = {}
-    for head in heads:
-        lost[head.actor] = lost.get(head.actor, 0) + head.lost
-        processes.setdefault((head.actor, head.pid), head.monotonic + offsets[head.machine])
-    spans, owner, offset = [], None, 0.0
-    for path in paths:
-        for raw in _raw_lines(path):
-            if (head := _head_of(raw)) is not None:
-                # a machine may have joined since the first reading
-                owner, offset = head, offsets.get(head.machine, head.wall - head.monotonic)
-            elif owner is None or (actor and owner.actor != actor):
-                continue
-            elif within is None or _may_overlap(raw, within[0] - offset, within[1] - offset):
-                span = _span_of(record_of(raw), owner.actor, offset)
-                if span is not None and (wanted is None or wanted(span)):
-                    spans.append(span)
-    started = [(name, pid, at) for (name, pid), at in processes.items()]
-    return Recorded(spans, started, {name: number for name, number in lost.items() if number})
-
-
 @dataclass
 class _Block:
     """Some writes of a process, one after the other in a file."""
@@ -117,6 +74,9 @@ class _Block:
     """Start of the earliest span, in seconds of the machine's monotonic clock."""
     last: float = -math.inf
     """End of the latest span."""
+    lowest: float = math.inf
+    """Smallest ordinal of a group in the arguments of a span."""
+    highest: float = -math.inf
 
 
 class _IndexedFile:
@@ -134,6 +94,8 @@ class _IndexedFile:
         """Machine and line of each marked span."""
         self.newest: dict[str, _Head] = {}
         """Newest head by machine."""
+        self.started: dict[tuple[str, int], _Head] = {}
+        """First head of each process, by actor and pid."""
         self.lost: dict[str, int] = {}
         """Spans that could not be kept, by actor."""
 
@@ -151,6 +113,7 @@ class _IndexedFile:
     def _take(self, raw: bytes, start: int, end: int) -> None:
         if (head := _head_of(raw)) is not None:
             self.newest[head.machine] = head
+            self.started.setdefault((head.actor, head.pid), head)
             self.lost[head.actor] = self.lost.get(head.actor, 0) + head.lost
             block = self.blocks[-1] if self.blocks else None
             is_same = block is not None and (block.head.actor, block.head.machine) == (head.actor, head.machine)
@@ -163,6 +126,8 @@ class _IndexedFile:
         block.end = end
         if (times := _times_of(raw)) is not None:
             block.first, block.last = min(block.first, times[0]), max(block.last, sum(times))
+        if (ordinal := _ordinal_of(raw)) is not None:
+            block.lowest, block.highest = min(block.lowest, ordinal), max(block.highest, ordinal)
         actor, names = self._marked
         if block.head.actor == actor and any(f'"{name}"'.encode() in raw for name in names):
             self.marks.append((block.head.machine, raw))
@@ -171,8 +136,10 @@ class _IndexedFile:
 class SpanIndex:
     """Index of the spans of a run: a look at a time reads the blocks of the files that have spans of this time.
 
-    The first look reads the files as a whole, each later one what is new in them. Methods may be called from several
-    threads.
+    The first look reads the files once, line by line, without parsing their spans; each later one what is new in them.
+    Half lines of killed processes, and lines of other programs, are left out. All processes of a machine share its
+    monotonic clock, so one difference to the wall clock holds for all of them: that of the machine's newest write.
+    Methods may be called from several threads.
 
     Args:
         folder: folder of the files.
@@ -194,15 +161,21 @@ class SpanIndex:
         found = (_span_of(record_of(raw), self._marked[0], offsets[machine]) for machine, raw in marks)
         return [span for span in found if span is not None and span.name in self._marked[1]]
 
-    def within(self, start: float, end: float) -> Recorded:
-        """Return the spans that overlap a time, in seconds since 1970, without the processes that have written them."""
+    def within(self, start: float, end: float, ordinals: Collection[int] = ()) -> Recorded:
+        """Return the spans that overlap a time, in seconds since 1970, and all spans of groups with these ordinals."""
         with self._lock:
             offsets = self._update()
-            spans = [span for file in self._files.values() for span in _within(file, start, end, offsets)]
+            files = list(self._files.values())
+            spans = [span for file in files for span in _chosen(file, start, end, ordinals, offsets)]
             lost: dict[str, int] = {}
-            for actor, number in (pair for file in self._files.values() for pair in file.lost.items()):
+            for actor, number in (pair for file in files for pair in file.lost.items()):
                 lost[actor] = lost.get(actor, 0) + number
-        return Recorded(spans, [], {name: number for name, number in lost.items() if number})
+            # the older file of an actor comes first, so a process that wrote both has the head of the older one
+            started: dict[tuple[str, int], _Head] = {}
+            for file in files:
+                started = file.started | started
+        processes = [(*key, head.monotonic + offsets[head.machine]) for key, head in started.items()]
+        return Recorded(spans, processes, {name: number for name, number in lost.items() if number})
 
     def _update(self) -> dict[str, float]:
         """Read what is new; return the difference of the wall clock to the monotonic one by machine."""
@@ -218,17 +191,22 @@ class SpanIndex:
         return {head.machine: head.wall - head.monotonic for head in heads}
 
 
-def _within(file: _IndexedFile, start: float, end: float, offsets: Mapping[str, float]) -> Iterator[Span]:
-    """Yield the spans of a file that overlap a time."""
+def _chosen(
+    file: _IndexedFile, start: float, end: float, ordinals: Collection[int], offsets: Mapping[str, float]
+) -> Iterator[Span]:
+    """Yield the spans of a file that overlap a time or are of groups with these ordinals."""
+    lowest, highest = min(ordinals, default=math.inf), max(ordinals, default=-math.inf)
     with contextlib.suppress(FileNotFoundError), file.path.open("rb") as opened:
         for block in file.blocks:
             offset = offsets[block.head.machine]
             begin, until = start - offset, end - offset
-            if block.first >= until or block.last <= begin:
+            has_time = block.first < until and block.last > begin
+            has_groups = block.lowest <= highest and block.highest >= lowest
+            if not has_time and not has_groups:
                 continue
             opened.seek(block.start)
             for raw in opened.read(block.end - block.start).splitlines(keepends=True):
-                if _may_overlap(raw, begin, until):
+                if _may_overlap(raw, begin, until) or (has_groups and _ordinal_of(raw) in ordinals):
                     span = _span_of(record_of(raw), block.head.actor, offset)
                     if span is not None:
                         yield span
@@ -240,14 +218,6 @@ def _paths(folder: Path) -> Iterator[Path]:
         if not path.name.endswith(OLDER_SUFFIX):
             older = path.with_name(path.name.removesuffix(SUFFIX) + OLDER_SUFFIX)
             yield from (one for one in (older, path) if one.is_file())
-
-
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            yield from file
-    except FileNotFoundError:  # it has just become the older one
-        return
 
 
 def _may_overlap(raw: bytes, start: float, end: float) -> bool:
@@ -264,6 +234,12 @@ def _times_of(raw: bytes) -> tuple[float, float] | None:
         return float(first), float(rest.partition(b",")[0])
     except ValueError:
         return None
+
+
+def _ordinal_of(raw: bytes) -> int | None:
+    """Return the ordinal of the group in the arguments of a span; None if it has none, or that of an evaluation."""
+    found = ORDINAL.search(raw)
+    return int(found[1]) if found else None
 
 
 def _head_of(raw: bytes) -> _Head | None:

@@ -25,7 +25,7 @@ Event = dict[str, Any]
 def trace_events(recorded: Recorded, window: Window) -> dict[str, Any]:
     """Return the content of a trace file: what happens in the window, and the sampling and scoring of its groups."""
     trained = window.step_of
-    shown = [span for span in recorded.spans if is_shown(span, window, trained.keys())]
+    shown = [span for span in recorded.spans if _is_shown(span, window, trained.keys())]
     zero = min([window.start, *(span.start for span in shown)])
     events: list[Event] = []
     places: dict[int, tuple[int, int]] = {}
@@ -59,7 +59,7 @@ def trace_events(recorded: Recorded, window: Window) -> dict[str, Any]:
     }
 
 
-def is_shown(span: Span, window: Window, ordinals: Collection[Any]) -> bool:
+def _is_shown(span: Span, window: Window, ordinals: Collection[Any]) -> bool:
     """Return whether a span belongs in the file of a window: it overlaps the window, or has one of these groups."""
     return (span.start < window.end and span.end > window.start) or span.args.get("ordinal") in ordinals
 

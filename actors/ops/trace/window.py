@@ -1,9 +1,11 @@
-"""The time of some steps in a timeline, as the spans of the trainer's rank 0 tell."""
+"""The time of some steps in a timeline, as the spans of the trainer's rank 0 tell, and the spans of this time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from actors.ops.trace.files import Span
+from actors.ops.trace.files import Recorded, Span, SpanIndex
+from actors.telemetry.spans import FOLDER
 from schemas.errors import ConfigError
 
 TRAINER = "trainer-0"
@@ -29,6 +31,23 @@ class Window:
     def step_of(self) -> dict[int, Span]:
         """Step that trained each group, by ordinal."""
         return {ordinal: span for span in self.steps for ordinal in span.args.get("ordinals", ())}
+
+
+def index_of(output: Path) -> SpanIndex:
+    """Return an index of the spans in the output_dir of a run, for `steps_of`."""
+    return SpanIndex(output / FOLDER, TRAINER, (STEP, BATCH))
+
+
+def steps_of(index: SpanIndex, first: int, last: int) -> tuple[Recorded, Window]:
+    """Return the spans that belong in the trace file of the steps `first` to `last`, and the time of these steps.
+
+    Raises:
+        ConfigError: as `window_of`.
+    """
+    window = window_of(index.marked(), first, last)
+    recorded = index.within(window.start, window.end, window.step_of.keys())
+    # again, of the spans that are returned: arrows end at one of them
+    return recorded, window_of(recorded.spans, first, last)
 
 
 def window_of(spans: Sequence[Span], first: int, last: int) -> Window:

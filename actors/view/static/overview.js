@@ -75,7 +75,7 @@ function card(state, run) {
       h("p", {}, state.limit.because),
       state.limit.change ? h("p", { class: "quiet" }, "Change: ", state.limit.change) : "") : "",
     list("Trouble", state.trouble, "bad"), list("Notes", state.notes, ""), list("Recovered", state.recovered, ""),
-    h("section", {}, h("h3", {}, "Newest figures"),
+    h("section", {}, h("h3", {}, "Newest figures ", h("span", { class: "quiet" }, `means of ${state.figure_steps} steps`)),
       facts([...state.figures.map((one) => [one.words, shown(one.value)]),
         ["policy", policy(state.policy)],
         ["tokens per second", state.alive && state.tokens_per_second && shown(state.tokens_per_second, 3)],

@@ -370,3 +370,102 @@ def test_prompts_count_once_by_the_configuration_alone() -> None:
         model = run.model.model_copy(update={"device": device})
         packer = run.packer.model_copy(update={"count_prompts": asked})
         assert prompts_count_once(run.model_copy(update={"model": model, "packer": packer})) is expected
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+IMAGE = 99
+"""Token id of images."""
+
+
+def seen_group(ordinal: int, prompts: list[list[int | bytes]], completions: list[list[int]]) -> ScoredGroup:
+    """A group with a prompt per completion, of tokens and images, or with one prompt; an image has a token per byte."""
+    ids, offsets, places = list[int](), [0], list[dict[str, int]]()
+    images = dict[bytes, int]()
+    for prompt in prompts:
+        for piece in prompt:
+            if isinstance(piece, int):
+                ids.append(piece)
+                continue
+            number = images.setdefault(piece, len(images))
+            places.append({"image": number, "start": len(ids), "length": len(piece)})
+            ids += [IMAGE] * len(piece)
+        offsets.append(len(ids))
+    whole = a_group(ordinal, [len(completion) for completion in completions]).__dict__
+    return ScoredGroup(
+        **whole
+        | {
+            "prompt_ids": np.array(ids, np.int32),
+            "prompt_offsets": np.array(offsets),
+            "sample_prompts": np.arange(len(completions)) % len(prompts),
+            "token_ids": np.concatenate([np.array(completion, np.int32) for completion in completions]),
+            "images": list(images),
+            "image_places": places,
+        }
+    )
+
+
+def shown(batches: list[StepBatch]) -> list[tuple[int, list[int | bytes], list[int]]]:
+    """Ordinal, prompt with its images in their places, and completion of each sample, in sorted order."""
+    found = []
+    for batch in batches:
+        for b, places in enumerate(batch.places_of_samples()):
+            start, end = batch.sample_offsets[b : b + 2].tolist()
+            prompt: list[int | bytes] = list(batch.token_ids[start : start + int(batch.prompt_lengths[b])].tolist())
+            for place in reversed(places):
+                assert prompt[place.start : place.start + place.length] == [IMAGE] * place.length
+                prompt[place.start : place.start + place.length] = [batch.images[place.image]]
+            found.append(
+                (int(batch.sample_ordinals[b]), prompt, batch.token_ids[start + batch.prompt_lengths[b] : end])
+            )
+    return sorted(((o, prompt, completion.tolist()) for o, prompt, completion in found), key=str)
+
+
+RED, BLUE, WIDE = b"red", b"sky", b"wide"
+"""Two images of equally many tokens, and one of more."""
+SEEN = [
+    seen_group(0, [[1, RED, 2, WIDE]], [[5, 6], [5, 7], [8]]),
+    seen_group(1, [[3]], [[5], [6, 7]]),
+    seen_group(2, [[1, RED, 2, RED], [1, RED, 2, BLUE], [1, RED, 2, RED, 5, 6, 4]], [[5, 6, 7], [8, 5], [9, 9]]),
+]
+"""One prompt of all completions; none with images; prompts that differ by an image alone, and a branch."""
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("sequence_len", [20, 40, 200])
+def test_every_sample_has_its_images_however_it_is_packed(num_ranks: int, once: bool, sequence_len: int) -> None:
+    """On the wire too; each rank has the files of its own samples, each once."""
+    batches = build_batches(SEEN, num_ranks, sequence_len, 1, prompts_count_once=once, **HEADER)
+    received = [codec.decode([bytes(frame) for frame in codec.encode(batch)]) for batch in batches]
+    assert [one.equals(batch) for one, batch in zip(received, batches, strict=True)] == [True] * num_ranks
+    expected = [
+        (0, [1, RED, 2, WIDE], [5, 6]),
+        (0, [1, RED, 2, WIDE], [5, 7]),
+        (0, [1, RED, 2, WIDE], [8]),
+        (1, [3], [5]),
+        (1, [3], [6, 7]),
+        (2, [1, RED, 2, RED], [5, 6, 7]),
+        (2, [1, RED, 2, BLUE], [8, 5]),
+        (2, [1, RED, 2, RED, 5, 6, 4], [9, 9]),
+    ]
+    assert shown(batches) == sorted(expected, key=str)
+    for batch in batches:
+        assert len(set(batch.images)) == len(batch.images)
+
+
+def test_a_shared_prefix_ends_in_front_of_another_image() -> None:
+    """Ids of the images are equal. The branch shares both images and sampled tokens, the other prompt one image."""
+    (batch,) = build_batches(SEEN[2:], 1, 200, 1, **HEADER | {"digests": ["d"]})
+    assert dict(zip(batch.completions.tolist(), batch.sample_shared.tolist(), strict=True)) == {0: 0, 1: 5, 2: 10}
+    assert len(batch.images) == 2
+    assert len(batch.image_places) == 3
+    assert batch.completions.tolist() == [0, 2, 1]
+
+
+def test_text_alone_has_the_bytes_that_it_had_before_there_were_images() -> None:
+    """A rank without images, next to a rank with some."""
+    plain = build_batches(SEEN[1:2], 1, 20, 1, **HEADER | {"digests": ["d"]})[0]
+    header = codec.encode(plain)[0]
+    assert not plain.images
+    assert b"image" not in bytes(header)

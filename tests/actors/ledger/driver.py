@@ -307,6 +307,16 @@ class Trainer(Double):
         self.published = [*kept, manifest_of(PolicyVersion(lineage=self.incarnation, version=version))]
 
 
+def hear(machine: Machine, now: float, identity: str, heartbeat: Heartbeat) -> bool:
+    """Give a heartbeat to the machine as the packer does; return whether it has only renewed a lease."""
+    known = machine.peers.heartbeat_of(identity)
+    repeated = known is not None and heartbeat.at_rest and heartbeat.repeats(known)
+    if known is not None and repeated and machine.renewed(now, identity, known, heartbeat.sequence):
+        return True
+    machine.heard(now, identity, heartbeat)
+    return False
+
+
 class Ring:
     """One run: a machine with a store, a clock that only moves when told to, and the doubles.
 
@@ -328,6 +338,8 @@ class Ring:
         self.lose: Callable[[str, str], bool] = lambda direction, identity: False
         """Whether a "heartbeat", "directive" or "batch" of a peer is lost."""
         self.directives: dict[str, Directive | None] = {}
+        self._renewed: set[str] = set()
+        """Peers whose newest heartbeat has repeated the one before: they are answered by their last directive."""
         self.machine = self.new_machine()
 
     def new_machine(self) -> Machine:
@@ -359,8 +371,10 @@ class Ring:
     def heartbeat(self, *doubles: Double) -> None:
         """These send heartbeats now."""
         for double in doubles:
-            if not self.lose("heartbeat", double.identity):
-                self.machine.heard(self.now, double.identity, double.heartbeat())
+            if not self.lose("heartbeat", double.identity) and hear(
+                self.machine, self.now, double.identity, double.heartbeat()
+            ):
+                self._renewed.add(double.identity)
 
     def decide(self) -> dict[str, Directive | None]:
         """One round of the packer; returns the directives said in it."""
@@ -385,6 +399,9 @@ class Ring:
         """Directives and batches leave, and arrive unless they are lost."""
         said = {identity.decode(): directive for identity, directive in replies.directives(self.machine).items()}
         self.directives.update(said)
+        # as the control server does
+        renewed, self._renewed = self._renewed, set()
+        said |= {identity: self.directives[identity] for identity in renewed - said.keys()}
         doubles = {double.identity: double for double in self.doubles}
         for identity, directive in sorted(said.items()):
             if directive is not None and identity in doubles and not self.lose("directive", identity):
@@ -430,7 +447,7 @@ class Ring:
     def restart_packer(self) -> None:
         """A new packer over the same store."""
         self.store.term += 1
-        self.machine = self.new_machine()
+        self.machine, self._renewed = self.new_machine(), set()
         self.restore(self.machine)
 
     def restore(self, machine: Machine) -> None:

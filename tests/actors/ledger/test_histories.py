@@ -273,12 +273,15 @@ def check_restore(ring: Ring) -> None:
     assert restored.groups.num_issued == ring.machine.groups.num_issued
     assert restored.steps.composed == ring.machine.steps.composed
     assert words(restored, heartbeats) == words(ring.machine, heartbeats)
+    # these words have reached nobody
+    ring.machine.tell_everybody()
 
 
 def memory_of(machine: Machine) -> dict[str, Any]:
     """All that must survive a packer."""
     groups, evaluations = machine.groups, machine.evaluations
-    rows = {o: asdict(row) | {"issued_at": 0} for o, row in sorted(groups.rows.items())}
+    not_stored = {"issued_at": 0, "sampled_from": 0}
+    rows = {o: asdict(row) | not_stored for o, row in sorted(groups.rows.items())}
     return {
         "rows": rows,
         "issued": groups.num_issued,

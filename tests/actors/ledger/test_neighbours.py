@@ -162,7 +162,7 @@ def test_every_cached_directive_equals_one_made_anew() -> None:
         ring.decide()
         before = {rollout.identity: directive(rollout) for rollout in asking}
         ring.machine.told.clear()
-        ring.machine.told_idle, ring.machine.neighbourhood = None, Neighbourhood()
+        ring.machine.told_alike, ring.machine.neighbourhood = {}, Neighbourhood()
         ring.machine.tell_everybody()
         anew = replies.directives(ring.machine)
         for identity, told in before.items():

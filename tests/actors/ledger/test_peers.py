@@ -495,3 +495,48 @@ def test_a_run_keeps_its_id_and_each_start_raises_the_term(tmp_path: "object") -
     second = Store(path)
     second.close()
     assert (first.run, first.term, second.term) == (second.run, 1, 2)
+
+
+def test_repeated_heartbeats_renew_a_lease_and_ask_for_work_as_whole_ones_do() -> None:
+    """A rollout actor at rest is taken in by its number alone; nobody is told anything, and it keeps its place."""
+    ring = Ring(settings())
+    engine = ring.add(Engine("e", policy=policy(0)))
+    idle = ring.add(Rollout("idle", slots=0))
+    ring.turn()
+    ring.turn()
+    ring.decide()
+    whole = idle.heartbeat()
+    ring.machine.heard(ring.now, idle.identity, whole)
+    known = ring.machine.peers.heartbeat_of(idle.identity)
+    assert known is not None
+    ring.decide()
+    for number in range(1, 4):
+        ring.now += 0.9 * ring.settings.lease
+        ring.heartbeat(engine)
+        assert ring.machine.renewed(ring.now, idle.identity, known, whole.sequence + number)
+        ring.machine.decide(ring.now)
+        assert idle.identity in ring.machine.peers.identities()
+        assert idle.identity.encode() not in replies.directives(ring.machine)
+    assert not ring.machine.renewed(ring.now, idle.identity, known, whole.sequence), "it is late"
+    other = whole.numbered(whole.sequence + 9)
+    assert not ring.machine.renewed(ring.now, idle.identity, other, other.sequence), "it repeats something else"
+    ring.now += 1.1 * ring.settings.lease
+    ring.machine.decide(ring.now)
+    assert idle.identity not in ring.machine.peers.identities()
+    assert not ring.machine.renewed(ring.now, idle.identity, known, whole.sequence + 20), "it has left"
+
+
+def test_a_rollout_actor_at_rest_hears_of_a_change_though_it_only_repeats_itself() -> None:
+    """Its heartbeats ask for nothing: whatever changes for all actors at rest is found in each round."""
+    ring = Ring(settings())
+    engine = ring.add(Engine("e", policy=policy(0)))
+    idle = ring.add(Rollout("idle", slots=0))
+    ring.turn()
+    ring.turn()
+    ring.heartbeat(engine)
+    assert idle.identity not in ring.decide()
+    engine.policy = policy(1)
+    ring.heartbeat(engine)
+    assert idle.identity in ring.decide()
+    assert isinstance(idle.directive, RolloutDirective)
+    assert [peer.policy for peer in idle.directive.engines] == [policy(1)]

@@ -16,8 +16,8 @@ from actors.process import devices
 from schemas import limits
 from schemas.config import RunConfig, check_tree
 from schemas.errors import ConfigError
-from tests.actors.datasets.pictures import picture
 from tests.conftest import ModelFolder
+from tests.images import png
 from tests.ring.harness import ring_config
 
 REWARDS = """
@@ -66,19 +66,63 @@ def test_a_run_that_fits_is_good(run: Any) -> None:
     assert preflight(run(), starts=False) == []
 
 
-def test_rows_with_images_are_refused_before_the_start(run: Any, tmp_path: Path) -> None:
-    """By file and number of rows, whatever else fits; rows without images are no reason."""
-    (tmp_path / "red.png").write_bytes(picture())
-    parts = [{"type": "image", "path": "red.png"}, {"type": "text", "text": "a"}]
-    config = run(
-        {"prompt": [{"role": "user", "content": parts}], "answer": "c"},
-        {"prompt": [{"role": "user", "content": "a"}], "answer": "c"},
-        model={"chat_template": "{{ messages[0].role }}"},
-    )
-    found = [words for words in problems(config) if "images" in words]
-    where = f"environments[].path: 1 of 2 rows of {tmp_path / 'rows.jsonl'}"
-    words = "have images; neither engines nor the trainer take images yet; leave out the rows with images"
-    assert found == [f"{where} {words}"]
+@pytest.fixture
+def seeing(run: Any, tmp_path: Path, model_folder: ModelFolder) -> Any:
+    """Make a run of a tiny model that sees images; one of its two rows has an image of 40 × 16 pixels, 10 tokens."""
+    (tmp_path / "wide.png").write_bytes(png(16, 40))
+    parts = [{"type": "image", "path": "wide.png"}, {"type": "text", "text": "a"}]
+    rows = [{"prompt": [{"role": "user", "content": content}], "answer": "c"} for content in (parts, "a")]
+
+    def make(family: str = "qwen3_vl", **sections: dict[str, Any]) -> RunConfig:
+        model = {"path": str(model_folder(family)), "chat_template": "{{ messages[0].role }}"}
+        return run(*rows, **sections | {"model": model | sections.get("model", {})})
+
+    return make
+
+
+def test_a_run_with_images_that_fits_is_good(seeing: Any) -> None:
+    """For each family, and with an adapter."""
+    assert preflight(seeing(), starts=False) == []
+    assert preflight(seeing("qwen2_5_vl", model={"lora": {"rank": 4}}), starts=False) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"inference": {"engine": {"type": "fake"}}}, "inference.engine.type fake takes no images; take embedded"),
+        (
+            {"trainer": {"teacher": {"path": "t"}, "loss": {"type": "ref_kl"}}},
+            "a teacher sees no images; leave out trainer.teacher",
+        ),
+    ],
+)
+def test_rows_with_images_are_refused_before_the_start(seeing: Any, tmp_path: Path, sections: Any, words: str) -> None:
+    """By file and number of rows, and with the key to change."""
+    found = [problem for problem in problems(seeing(**sections)) if "have images" in problem]
+    where = f"environments[].path: 1 of 2 rows of {tmp_path / 'rows.jsonl'} have images"
+    assert [problem.startswith(f"{where}; {words}") for problem in found] == [True]
+
+
+def test_a_model_of_text_alone_is_refused_for_rows_with_images(seeing: Any) -> None:
+    """It has no image processor; runs of it on text ask for none."""
+    (problem,) = problems(seeing("qwen3"))
+    assert "takes no images: it has neither preprocessor_config.json nor processor_config.json" in problem
+
+
+def test_tokens_of_images_count_in_prompts(seeing: Any) -> None:
+    """Texts of messages are counted without a template; the row with the image has ten tokens all the same."""
+    (note,) = preflight(seeing(rollout={"max_tokens": 55}), starts=False)
+    assert "1 of 2 prompts of" in note
+    assert "have more than 9 tokens (the longest 10)" in note
+
+
+def test_images_of_a_step_that_no_message_holds_are_refused(seeing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the mean of the rows that were read."""
+    num_bytes = len(png(16, 40))
+    monkeypatch.setattr(fit, "MESSAGE_BYTES", num_bytes)
+    assert problems(seeing(packer={"groups_per_step": 2})) == []
+    (problem,) = problems(seeing(packer={"groups_per_step": 3}))
+    assert problem.startswith("packer.groups_per_step: the images of 3 rows of ")
 
 
 def test_messages_need_a_chat_template(run: Any) -> None:

@@ -407,6 +407,7 @@ def test_samples_without_room_hold_nothing_up_and_come_later(told):
 def test_addresses_of_metrics_without_room_hold_nothing_up(told, monkeypatch):
     """metrics_targets.json is for Prometheus, and is written when there is room."""
     monkeypatch.setattr(record_module, "GAUGE_SECONDS", 0.0)
+    monkeypatch.setattr(record_module, "TARGETS_SECONDS", 0.0)
     told.record.metrics_target = ("packer", "packer-0", "http://127.0.0.1:9100/metrics")
     with told.full(".metrics_targets.json"):
         told.train(1)

@@ -12,10 +12,12 @@ from structlog.testing import capture_logs
 import actors.process.membership
 from actors.packer.settings import settings_of
 from actors.process.membership import StartOverError
+from actors.reward import loop
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
 from actors.reward.loop import RewardActor
 from actors.reward.runner import FunctionRunner
 from actors.telemetry.metrics import Metrics
+from bus.counts import EdgeCounts
 from schemas import limits
 from schemas.config.data import ShapingConfig
 from schemas.errors import ConfigError
@@ -410,6 +412,36 @@ def test_order_to_leave_is_obeyed_in_time_by_a_process_that_is_used_up(make_acto
     assert actor.follow() is False
     now += 2.0
     assert actor.follow() is True
+
+
+def test_after_a_move_scored_groups_are_sent_again_over_a_new_connection(actor, tell, monkeypatch):
+    """The old connection is dead, and TCP would find out a minute later."""
+    boxes = []
+
+    class Box:
+        counts = EdgeCounts("scored")
+
+        def __init__(self, *arguments):
+            self.sent, self.closed = [], False
+            boxes.append(self)
+
+        def try_send(self, scored):
+            self.sent.append(scored.ordinal)
+            return True
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setattr(loop, "Outbox", Box)
+    tell(actor)
+    scored_by(actor, group())
+    tell(actor)
+    assert [box.sent for box in boxes] == [[0]]
+    monkeypatch.setattr(type(actor.membership), "num_moves", 1)
+    tell(actor)
+    tell(actor)
+    assert [box.sent for box in boxes] == [[0], [0]]
+    assert [box.closed for box in boxes] == [True, False]
 
 
 def test_group_that_the_packer_would_not_take_fails_its_attempt_in_words(actor, tell, monkeypatch):

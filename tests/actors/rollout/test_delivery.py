@@ -179,6 +179,17 @@ def test_groups_of_a_reward_actor_that_is_gone_are_sent_again(actor, sends, monk
     assert sends[-1] == (0, "inproc://b1")
 
 
+def test_after_a_move_groups_that_have_not_arrived_are_sent_again_at_once(actor, sends):
+    """Their connections are dead; what a reward actor has named is there."""
+    hold_groups(actor, 3)
+    rewards_of(actor, 1, {"reward-0": "b0"})
+    rewards_of(actor, 1, {"reward-0": "b0"}, scoring=((1, 1),))
+    actor.delivery.connect_again()
+    assert actor.delivery.outboxes == {}
+    rewards_of(actor, 1, {"reward-0": "b0"}, scoring=((1, 1),))
+    assert [ordinal for ordinal, _ in sends] == [0, 1, 2, 0, 2]
+
+
 def test_a_group_that_a_reward_actor_names_is_not_sent_again_however_long_it_takes(actor, sends, clock):
     """A judge that takes minutes: the directive names the hold among those that are being scored."""
     hold_groups(actor, 1)

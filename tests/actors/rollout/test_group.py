@@ -82,7 +82,7 @@ def test_images_travel_once_with_all_their_places():
 async def test_an_example_with_images_ends_the_run_in_words(make_sampler):
     """A data set whose rows were not looked at before the start: nothing is sampled without its images."""
     sampler = make_sampler(SEEN)
-    with pytest.raises(ConfigError, match="has images; neither engines nor the trainer take images yet"):
+    with pytest.raises(ConfigError, match=r"has images; inference.engine.type fake takes no images; take embedded"):
         await sampler.sample("r", ticket(example_key=SEEN.key("reverse_text")))
 
 

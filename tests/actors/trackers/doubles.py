@@ -24,14 +24,20 @@ class Service:
 class MemoryTracker:
     """Tracker of a `Service`."""
 
-    def __init__(self, service: Service, goes_back: bool = False, can_tell: bool = True) -> None:
+    def __init__(
+        self, service: Service, goes_back: bool = False, can_tell: bool = True, keeps_first: bool = False
+    ) -> None:
         self.service, self.goes_back, self.can_tell = service, goes_back, can_tell
+        self.keeps_first = keeps_first
+        """True: all steps are asked for at each start, and of a step that comes again the first values stay."""
         self.run = ""
 
     def open(self, run: TrackedRun) -> int | None:
         """Open the run; one that can't tell forgets the later steps, as TensorBoard does."""
         self.run = run.id
         held = self.service.runs.setdefault(run.id, [])
+        if self.keeps_first:
+            return -1
         if self.can_tell:
             return max((entry.step for entry in held), default=-1)
         held[:] = [entry for entry in held if entry.step < run.next_step]
@@ -42,7 +48,9 @@ class MemoryTracker:
         if entry.step in self.service.fail_before:
             self.service.fail_before.remove(entry.step)
             raise self.service.error
-        self.service.runs[self.run].append(entry)
+        held = self.service.runs[self.run]
+        if not (self.keeps_first and entry.step in [one.step for one in held]):
+            held.append(entry)
         if entry.step in self.service.fail_after:
             self.service.fail_after.remove(entry.step)
             raise ConnectionError("gone")

@@ -103,12 +103,13 @@ def test_steps_that_a_buffer_has_lost_are_sent_again(tmp_path: Path) -> None:
     assert sender.steps() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("goes_back", [True, False])
+@pytest.mark.parametrize("kind", ["goes_back", "can_tell", "keeps_first"])
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_steps_trained_again_replace_the_old_ones(tmp_path: Path, goes_back: bool, is_killed: bool) -> None:
+def test_steps_trained_again_replace_the_old_ones(tmp_path: Path, kind: str, is_killed: bool) -> None:
     """In the same run if the tracker can take steps out, else in a new run that has every step once."""
     service = Service()
-    sender = Sender(tmp_path, service, goes_back=goes_back, can_tell=not goes_back)
+    goes_back = kind == "goes_back"
+    sender = Sender(tmp_path, service, **{"can_tell": not goes_back, kind: True})
     sender.lines(1, 2, 3, 4)
     sender.turns()
     if is_killed:
@@ -124,6 +125,21 @@ def test_steps_trained_again_replace_the_old_ones(tmp_path: Path, goes_back: boo
     assert list(service.runs) == ([RUN] if goes_back else [RUN, f"{RUN}-1"])
     if not goes_back:
         assert service.finished[RUN] == {"replaced_from_step": 3}
+
+
+def test_a_lost_step_that_was_trained_again_is_sent_to_a_run_of_its_own(tmp_path: Path) -> None:
+    """The tracker lost step 4 with its buffer; it was sent once, so a part of it may be there."""
+    service = Service()
+    sender = Sender(tmp_path, service)
+    sender.lines(1, 2, 3, 4)
+    sender.turns()
+    del service.runs[RUN][3:]
+    sender.start()
+    sender.lines(1, 2, 3)
+    sender.turns()
+    write(sender.config.output / "metrics.jsonl", [*map(step_line, (1, 2, 3)), step_line(4, reward_mean=9.0)])
+    sender.turns()
+    assert sender.steps(f"{RUN}-1") == [1, 2, 3, 4]
 
 
 def test_the_end_sends_the_rest_and_the_summary_once(tmp_path: Path) -> None:

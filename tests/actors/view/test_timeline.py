@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from actors.ops.trace import files
-from actors.ops.trace.files import Recorded, Span, read_spans
+from actors.ops.trace.files import Recorded, Span, SpanIndex
 from actors.ops.trace.picture import trace_events
-from actors.ops.trace.window import window_of
-from actors.view.timeline import SHORTEST, TRACK_ROWS, NoTimelineError, index_of, timeline_of, trace_of
-from tests.actors.ops.trace.timelines import made, ten_steps, write_spans
+from actors.ops.trace.window import index_of, window_of
+from actors.view.timeline import SHORTEST, TRACK_ROWS, NoTimelineError, timeline_of, trace_of
+from tests.actors.ops.trace.timelines import all_spans, made, ten_steps, write_spans
 from tests.actors.view.conftest import Make
 from tests.actors.view.test_server import served, viewed
 from tests.trace_format import problems_of
@@ -55,9 +55,9 @@ def test_short_spans_and_further_rows_are_counted(tmp_path: Path) -> None:
 def test_the_file_is_that_of_the_command(tmp_path: Path, step: int) -> None:
     """Although only the spans of the step are kept while the files are read."""
     write_spans(tmp_path / "events", ten_steps())
-    whole = read_spans(tmp_path / "events")
-    assert trace_of(tmp_path, step) == trace_events(whole, window_of(whole.spans, step, step))
-    assert problems_of(trace_of(tmp_path, step)) == []
+    whole = all_spans(tmp_path / "events")
+    assert trace_of(index_of(tmp_path), step) == trace_events(whole, window_of(whole.spans, step, step))
+    assert problems_of(trace_of(index_of(tmp_path), step)) == []
 
 
 def test_spans_within_a_time_are_those_that_overlap_it(tmp_path: Path) -> None:
@@ -69,10 +69,14 @@ def test_spans_within_a_time_are_those_that_overlap_it(tmp_path: Path) -> None:
     def key(span: Span) -> tuple[str, float, str]:
         return span.actor, span.start, span.name
 
-    every = [span for span in read_spans(tmp_path).spans if span.start < 3.5 and span.end > 3.1]
-    found = read_spans(tmp_path, within=(3.1, 3.5)).spans
-    assert sorted(found, key=key) == sorted(every, key=key) != []
-    assert {span.actor for span in read_spans(tmp_path, actor="reward-0").spans} == {"reward-0"}
+    every = [span for span in all_spans(tmp_path).spans if span.start < 3.5 and span.end > 3.1]
+    index = SpanIndex(tmp_path, "trainer-0", ("step",))
+    assert sorted(index.within(3.1, 3.5).spans, key=key) == sorted(every, key=key) != []
+    # groups of step 3, sampled and scored before
+    whole = [span for span in all_spans(tmp_path).spans if span in every or span.args.get("ordinal") in (4, 5)]
+    found = index.within(3.1, 3.5, (4, 5)).spans
+    assert sorted(found, key=key) == sorted(whole, key=key)
+    assert len(found) > len(every)
 
 
 def test_a_step_is_read_from_its_own_blocks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +122,7 @@ def test_a_step_without_spans_has_words_that_name_the_key(tmp_path: Path) -> Non
         "step 11 is not in the timeline, which has steps 1 to 10"
     )
     with pytest.raises(NoTimelineError, match="step 11"):
-        trace_of(tmp_path, 11)
+        trace_of(index_of(tmp_path), 11)
 
 
 async def test_the_server_answers_with_the_timeline_and_the_file(make: Make, tmp_path: Path) -> None:

@@ -256,8 +256,8 @@ def _with_places(*places: tuple[int, int, int], images: Any = (b"red", b"blue"))
 
 def test_images_may_lie_in_prompts_and_behind_them() -> None:
     """Four tokens of the prompt, then samples of three and two tokens."""
-    group = _with_places((1, 0, 4), (0, 4, 3), (1, 8, 1))
-    assert [place.start for place in group.image_places] == [0, 4, 8]
+    group = _with_places((1, 0, 1), (0, 4, 2), (1, 7, 1))
+    assert [place.start for place in group.image_places] == [0, 4, 7]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,10 @@ def test_images_may_lie_in_prompts_and_behind_them() -> None:
         ([(0, 0, 0), (1, 1, 1)], "a place at 0 with 0 tokens"),
         ([(0, -1, 1), (1, 1, 1)], "a place at -1"),
         ([(0, 0, 1), (1, 9, 1)], "a place at 9"),
+        ([(0, 0, 1), (1, 1, 1), (1, 2, 2)], "an image has places of different lengths"),
         ([(0, 0, 1), (1, 3, 2)], "the place at 3 ends behind its prompt or sample"),
+        ([(0, 0, 1), (1, 5, 2)], "the place at 5 is the end of its sample"),
+        ([(0, 0, 1), (1, 8, 1)], "the place at 8 is the end of its sample"),
         ([(0, 0, 1), (1, 6, 2)], "the place at 6 ends behind its prompt or sample"),
         ([(0, 0, 1), (1, 8, 1 << 62)], "the place at 8 ends behind its prompt or sample"),
     ],
@@ -280,6 +283,55 @@ def test_places_that_are_none_are_refused(places: list[tuple[int, int, int]], wo
     """In order, apart, within one prompt or sample, and each image has one."""
     with pytest.raises(ValidationError, match=words):
         _with_places(*places)
+
+
+def _batch(*places: tuple[int, int, int], images: Any = (b"red", b"blue"), **fields: Any) -> StepBatch:
+    """A batch of two samples, of 4 prompt tokens and 2 others each; the second shares 3 tokens of the first."""
+    found = [{"image": image, "start": start, "length": length} for image, start, length in places]
+    arrays = {
+        "micro_batch_offsets": np.array([0, 2]),
+        "minibatch_offsets": np.array([0, 1]),
+        "loss_tokens": np.array([4]),
+        "ref_kl_tokens": np.array([0]),
+        "num_completions": np.array([2]),
+        "sample_offsets": np.array([0, 6, 12]),
+        "prompt_lengths": np.array([4, 4]),
+        "sample_shared": np.array([0, 3]),
+        "token_ids": np.array([9, 9, 9, 9, 1, 2, 9, 9, 9, 9, 3, 4], np.int32),
+        "loss_mask": np.ones(12, np.uint8),
+        "versions": np.zeros(12, np.int32),
+        **{name: np.zeros(12, np.float32) for name in ("logprobs", "advantages", "temperatures")},
+    }
+    given = dict(EXAMPLES["step_batch"]) | arrays | {"images": list(images), "image_places": found} | fields
+    return StepBatch(**given)
+
+
+def test_samples_of_a_batch_have_the_images_of_shared_tokens() -> None:
+    """Stated once, with the sample before; starts count from each sample's first token."""
+    batch = _batch((1, 0, 1), (0, 1, 2), (1, 3, 1), (1, 9, 1))
+    found = [[(place.image, place.start, place.length) for place in places] for places in batch.places_of_samples()]
+    assert found == [[(1, 0, 1), (0, 1, 2), (1, 3, 1)], [(1, 0, 1), (0, 1, 2), (1, 3, 1)]]
+    assert StepBatch(**dict(EXAMPLES["step_batch"])).places_of_samples() == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ([(0, 0, 1)], "image_places: must name each of 2 images"),
+        ([(0, 0, 1), (1, 1, 1), (1, 9, 2)], "image_places: an image has places of different lengths"),
+        ([(0, 1, 1), (1, 0, 1)], "image_places: a place at 0 with 1 tokens, behind 2"),
+        ([(0, 0, 1), (1, 12, 1)], "image_places: a place at 12"),
+        ([(0, 0, 1), (1, 2, 4)], "image_places: an image ends behind the 5 tokens in the row of sample 0"),
+        ([(0, 0, 1), (1, 5, 2)], "image_places: an image ends behind the 5 tokens in the row of sample 0"),
+        ([(0, 0, 1), (1, 10, 9)], "image_places: an image ends behind the 5 tokens in the row of sample 1"),
+        ([(0, 0, 1), (1, 2, 2)], "sample_shared: the 3 tokens that sample 1 shares cut an image"),
+        ([(0, 0, 1), (1, 8, 1)], "image_places: sample 1 has a place in the 3 tokens that it shares"),
+    ],
+)
+def test_places_that_no_row_has_are_refused(places: list[tuple[int, int, int]], words: str) -> None:
+    """Each is in one sample, in front of what the row leaves out, and no shared tokens cut it."""
+    with pytest.raises(ValidationError, match=words):
+        _batch(*places)
 
 
 def test_too_many_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

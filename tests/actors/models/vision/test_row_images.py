@@ -8,7 +8,6 @@ import torch
 
 from actors.models.attention import PackedRow, pack_row
 from actors.models.token_logprobs import TokenLogprobs
-from actors.models.vision.row_images import shared_tokens
 from tests import models
 from tests.actors.models.vision.seeing import Piece, Seen, loaded, plain_logprobs, seen
 from tests.conftest import ModelFolder
@@ -102,16 +101,3 @@ def test_gradients_of_language_layers_are_transformers(model_folder: ModelFolder
     assert found.keys() == {name for name in expected if ".visual." not in name}
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4, msg=name)
-
-
-def test_a_shared_prefix_ends_in_front_of_another_image(model_folder: ModelFolder) -> None:
-    """Ids of two images of one size are equal; the digest tells them apart. No prefix cuts an image."""
-    _, reader, cache = loaded(model_folder("qwen3_vl"))
-    one, other = (seen([1, 5, WIDE, 6, image, 7], cache, reader) for image in (png(16, 16, 3), png(16, 16, 4)))
-    assert one.ids == other.ids
-    second = one.images[1]
-    assert shared_tokens(len(one.ids), one.images, one.images) == len(one.ids)
-    assert shared_tokens(len(one.ids), one.images, other.images) == second.start
-    assert shared_tokens(second.start + 2, one.images, one.images) == second.start
-    assert shared_tokens(second.span.end, one.images, one.images[:1]) == second.start
-    assert shared_tokens(3, one.images, other.images) == 3

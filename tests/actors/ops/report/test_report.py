@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from actors.cli import main
 from actors.ops.compare.figures import Evaluated
 from actors.ops.compare.picture import MEAN_OF
-from actors.ops.report.command import content_of
+from actors.ops.report.command import changed_keys, content_of
 from actors.ops.report.curves import curves_of
 from actors.ops.report.page import LONGEST_TEXT, shown
 from actors.ops.report.picks import picked
@@ -23,6 +23,7 @@ from actors.ops.report.pictures import draw
 from actors.ops.report.svg import POINTS, curve, thinned
 from schemas.config import load_config
 from tests.actors.ops.compare.test_compare import EVALS, leave_run
+from tests.ring.harness import ring_config
 
 ALLOWED = {
     "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "section", "div", "svg", "text", "path",
@@ -297,3 +298,12 @@ def test_pictures_that_can_not_be_written_are_told_by_their_option(tmp_path: Pat
     (tmp_path / "file").touch()
     assert main(["report", str(output), "--pictures", str(tmp_path / "file" / "pictures")]) == 2
     assert capsys.readouterr().err.startswith(f"--pictures: {tmp_path / 'file' / 'pictures'} can't be written: ")
+
+
+def test_changed_keys_have_the_type_of_their_section(tmp_path: Path) -> None:
+    """Also a type that is the first one of its section: without it nothing would tell what is trained on."""
+    config = ring_config(tmp_path, environments=[{"type": "reverse_text", "max_letters": 9}])
+    found = changed_keys(config)
+    assert found["environments"] == [{"type": "reverse_text", "max_letters": 9}]
+    assert found["inference"] == {"engine": {"type": "fake"}}
+    assert "ledger" not in found

@@ -34,6 +34,8 @@ def late(name: str, age: float) -> dict[str, object]:
          ["data is lost: 5 of 11 groups, 45%, were dropped as poison after three failed attempts each"]),
         ({"dropped": {"poison": 5}, "num_issued": 1000}, []),
         ({"missing": ["trainer-1"]}, ["trainer-1 is not there: no step is trained"]),
+        ({"missing": ["trainer-0"], "phase": "starting", "seconds": 59.0}, []),
+        ({"missing": ["trainer-0"], "phase": "starting"}, ["trainer-0 is not there: no step is trained"]),
         ({"actors": [PROGRESS["actors"][0] | {"error": "no room"}]}, ["inference-0: no room"]),
         ({"actors": [PROGRESS["actors"][0] | {"engine": "quarantined"}]},
          ["inference-0 is quarantined: it could not take new weights, and gets no work"]),

@@ -36,6 +36,8 @@ ONE_MACHINE = {"settings": PROGRESS["settings"] | {"bus.control": "ipc"}}
          "packer.oversampling_factor (now 1.5), lower or trainer.num_ranks"),
         ({"missing": ["trainer-1", "reward"]}, "training", "stands still, since trainer-1, reward is not there",
          "actors run trainer"),
+        ({"missing": ["trainer-0", "inference"], "phase": "starting", "seconds": 3.0}, "training",
+         "waits for the start of trainer-0, inference", ""),
         ({"missing": ["reward"]}, "scoring", "reward is not there", "actors run reward"),
         ({"missing": ["inference"]}, "sampling", "inference is not there", "actors run inference"),
         ({"eval_open": 30}, "sampling", "an evaluation comes first: 30 prompts to go", "eval.num_prompts"),

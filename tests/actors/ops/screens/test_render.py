@@ -22,15 +22,15 @@ def test_a_screen_says_who_is_up_what_is_served_where_groups_are_and_what_limits
         "step       reward 0.500  entropy 1.25  grad_norm 0.38  lag 1  mismatch_kl 1.0e-05  900 tokens/s",
         "           trainer idle 60%",
         "",
-        "sampling     14 of 16   ##################..  groups being sampled, of the rollouts' slots",
-        "scoring       0 of 8    ....................  groups with a reward actor, of those scored at once",
-        "scored        2 of 16   ##..................  groups that wait for their step, of those admitted",
-        "packed        0 of 16   ....................  groups in packed steps, of two steps",
-        "batches       0 of 2    ....................  batches on their way to the trainer",
+        "sampling     14 of 16   ##################..  groups, of the rollouts' slots",
+        "scoring       0 of 8    ....................  groups, of those scored at once",
+        "scored        2 of 16   ##..................  groups ready, of those admitted",
+        "packed        0 of 16   ....................  groups in packed steps, of two",
+        "batches       0 of 2    ....................  batches on the way to the trainer",
         "",
         "packer-0     heard 0.0 s ago  keeps the ledger",
         "trainer-0    heard 0.4 s ago  at step 13",
-        "inference-0  heard 0.1 s ago  serves version 12, clean, 200 completions under way",
+        "inference-0  heard 0.1 s ago  serves version 12, clean, 200 completions at once",
         "reward-0     heard 0.2 s ago  3 groups to score",
         "rollout-0    heard 0.3 s ago  holds 14 groups, 2 slots free",
     ]
@@ -56,6 +56,13 @@ def test_no_line_is_longer_than_the_terminal_is_wide(columns):
     assert max(map(len, lines)) <= columns
 
 
+def test_a_terminal_of_80_columns_shows_what_each_number_means() -> None:
+    """No text about a stage or an actor is cut, and a name is not parted from its value."""
+    wide, narrow = shown(200), shown(80)
+    assert wide[-11:] == narrow[-11:]
+    assert [line for line in narrow if "mismatch_kl 1.0e-05" in line]
+
+
 def test_of_many_actors_those_that_are_silent_are_shown() -> None:
     """100 rollouts, one of them late: it is among the 16 that are shown, and the others are counted."""
     rollouts = [
@@ -73,7 +80,7 @@ def test_an_engine_without_weights_and_an_actor_that_drains_say_so() -> None:
     """In words, where a version and an activity would stand."""
     engine = PROGRESS["actors"][0] | {"version": None, "engine": "starting", "load": 0}
     lines = shown(actors=[engine, PROGRESS["actors"][2] | {"phase": "draining"}], served=None)
-    assert "serves nothing yet, starting, 0 completions under way" in lines[-2]
+    assert "serves nothing yet, starting, 0 completions at once" in lines[-2]
     assert lines[-1].endswith("draining; holds 14 groups, 2 slots free")
     assert "policy     version 12 trained, none served, 10 in a checkpoint" in lines
 

@@ -1,18 +1,21 @@
 """From spans in files to a timeline: clocks, restarts, rows, shares of time."""
 
 import random
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from actors.ops.trace.files import Span, read_spans
+from actors.ops.trace.files import Recorded, Span
+from actors.ops.trace.picture import trace_events
 from actors.ops.trace.rows import rows_of
 from actors.ops.trace.shares import shares_of
-from actors.ops.trace.window import window_of
+from actors.ops.trace.window import index_of, steps_of, window_of
 from actors.telemetry import spans as recording
-from actors.telemetry.spans import SpanRecorder
+from actors.telemetry.spans import FOLDER, SpanRecorder
 from schemas.errors import ConfigError
-from tests.actors.ops.trace.timelines import made, ten_steps, write_file
+from tests.actors.ops.trace.timelines import all_spans, made, ten_steps, write_file, write_spans
 
 LINE = [1.0, 0.5, "main", "", "work", 0, {}]
 
@@ -21,7 +24,7 @@ def test_machines_have_clocks_of_their_own_and_meet_on_the_wall_clock(tmp_path: 
     """The monotonic clocks of two machines start at their boots."""
     write_file(tmp_path, "trainer-0", [LINE], machine="a", wall=1000.0)
     write_file(tmp_path, "rollout-0", [LINE], machine="b", wall=500.0)
-    assert {span.actor: span.start for span in read_spans(tmp_path).spans} == {"trainer-0": 1001.0, "rollout-0": 501.0}
+    assert {span.actor: span.start for span in all_spans(tmp_path).spans} == {"trainer-0": 1001.0, "rollout-0": 501.0}
 
 
 def test_a_wall_clock_that_was_set_moves_no_span_against_others_of_its_machine(tmp_path: Path) -> None:
@@ -32,7 +35,7 @@ def test_a_wall_clock_that_was_set_moves_no_span_against_others_of_its_machine(t
         '{"actor":"rollout-0","pid":1,"machine":"a","wall":2060.0,"monotonic":60.0,"lost":0}\n'
         '[1.0,0.5,"main","","work",0,{}]\n'
     )
-    assert [span.start for span in read_spans(tmp_path).spans] == [2001.0, 2001.0]
+    assert [span.start for span in all_spans(tmp_path).spans] == [2001.0, 2001.0]
 
 
 def test_a_restarted_actor_goes_on_in_the_same_timeline(tmp_path: Path) -> None:
@@ -43,7 +46,7 @@ def test_a_restarted_actor_goes_on_in_the_same_timeline(tmp_path: Path) -> None:
         file.write('\n{"actor":"reward-0"}\n[1,2,3]\n"text"\nnull\n')
     write_file(tmp_path, "reward-0", [[5.0, *LINE[1:]]], pid=2)
     (tmp_path / "reward-0.older.jsonl").write_text("[0.5, 0.1]\n")
-    found = read_spans(tmp_path)
+    found = all_spans(tmp_path)
     assert [span.start for span in found.spans] == [1001.0, 1005.0]
     assert [(actor, pid) for actor, pid, _ in found.processes] == [("reward-0", 1), ("reward-0", 2)]
 
@@ -55,10 +58,10 @@ def test_what_a_recorder_writes_is_what_is_read(tmp_path: Path) -> None:
     made_now = SpanRecorder(tmp_path, "packer-0", 1 << 20, lambda: True)
     made_now.add(time.monotonic(), 0.25, ("main", ""), "commit", True, {"groups": 2})
     made_now.flush()
-    (span,) = read_spans(tmp_path).spans
+    (span,) = all_spans(tmp_path).spans
     assert span == Span("packer-0", "main", "", "commit", span.start, 0.25, True, {"groups": 2})
     assert abs(span.start - time.time()) < 60.0
-    assert read_spans(tmp_path / "nothing").spans == []
+    assert all_spans(tmp_path / "nothing").spans == []
     assert recording.FOLDER == "events"
 
 
@@ -167,3 +170,36 @@ def test_lanes_add_up() -> None:
     assert shares.lanes
     assert shares.covered / shares.seconds == pytest.approx(1.8)
     assert shares.by_name == pytest.approx({"request": 14.4, "group": 1.8})
+
+
+def test_ten_steps_of_a_large_run_are_read_without_the_others(tmp_path: Path) -> None:
+    """500 steps with 150 spans each: ten steps and the earlier spans of their groups, in a fraction of the memory."""
+    short = [made("packer-0", "main", "round", 1 + n / 150, 1 + (n + 1) / 150) for n in range(1350)]
+    recorded = [*ten_steps().spans, *short]
+    for steps in range(0, 500, 10):
+        write_spans(tmp_path / FOLDER, Recorded([_later(span, steps) for span in recorded], [], {}))
+    size = sum(path.stat().st_size for path in (tmp_path / FOLDER).iterdir())
+    tracemalloc.start()
+    found, window = steps_of(index_of(tmp_path), 311, 320)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 4e6
+    assert peak < size / 3
+    assert (window.start, window.end) == (311.0, 321.0)
+    alone = Recorded([_later(span, 310) for span in recorded], [], {})
+    expected = trace_events(alone, window_of(alone.spans, 311, 320))["traceEvents"]
+    events = trace_events(found, window)["traceEvents"]
+    for phases, more in (("stf", 0), ("X", 6)):  # the two groups of the next step are sampled and scored already
+        counts = [sum(event["ph"] in phases for event in one) for one in (expected, events)]
+        assert counts[1] == counts[0] + more
+
+
+def _later(span: Span, steps: int) -> Span:
+    """The same span so many steps of 1 s later."""
+    args = dict(span.args)
+    for name, number in (("step", steps), ("ordinal", 2 * steps)):
+        if name in args:
+            args[name] += number
+    if "ordinals" in args:
+        args["ordinals"] = [ordinal + 2 * steps for ordinal in args["ordinals"]]
+    return replace(span, start=span.start + steps, args=args)

@@ -1,11 +1,12 @@
 """Timelines made by hand: spans with times that one can check in the head, and files of them."""
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from actors.ops.trace.files import Recorded, Span
+from actors.ops.trace.files import Recorded, Span, SpanIndex
 
 WAITS = ("wait for batch", "wait for requests", "request", "wait for events")
 
@@ -61,3 +62,8 @@ def write_spans(folder: Path, recorded: Recorded) -> None:
     for actor in sorted({span.actor for span in recorded.spans}):
         own = [span for span in recorded.spans if span.actor == actor]
         write_file(folder, actor, as_lines(own), wall=0.0)
+
+
+def all_spans(folder: Path) -> Recorded:
+    """All spans in the files of a folder."""
+    return SpanIndex(folder, "", ()).within(-math.inf, math.inf)

@@ -1,0 +1,136 @@
+"""Whole runs over prompts with images: nothing is lost when actors are killed, and steps are replayed to the bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.config import RunConfig
+from tests import models
+from tests.images import png
+from tests.marks import first_of
+from tests.ring.harness import (
+    PATIENCE_SECONDS,
+    check_promise,
+    held_by,
+    processes,
+    ring_config,
+    steps_recorded,
+    wait_until,
+)
+
+pytestmark = pytest.mark.slow
+
+SIZES = [(8, 8), (16, 40), (64, 50), (24, 24), (8, 72)]
+"""Height and width in pixels: 1 to 12 tokens."""
+TEMPLATE = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}="
+)
+
+
+def write_rows(folder: Path) -> Path:
+    """Rows with no image, one, two of unlike sizes, and one twice; files of images lie next to the rows."""
+    for number, (height, width) in enumerate(SIZES):
+        (folder / f"{number}.png").write_bytes(png(height, width, seed=number))
+    shown = [[], [0], [1], [2, 3], [4, 4], [3, 0, 1]]
+    rows = [
+        {
+            "prompt": [
+                {
+                    "role": "user",
+                    "content": [
+                        *({"type": "image", "path": f"{image}.png"} for image in images),
+                        {"type": "text", "text": "abcdef"[: 1 + number]},
+                    ],
+                }
+            ],
+            "answer": "abc",
+        }
+        for number, images in enumerate(shown)
+    ]
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def config_of(folder: Path, family: str = "qwen3_vl", steps: int = 4, **sections: Any) -> RunConfig:
+    """A run of a tiny model at level 0 with the deterministic engine."""
+    models.build(folder / "model", family)
+    keys: dict[str, Any] = {
+        "model": {"path": str(folder / "model"), "dtype": "float32", "device": "cpu", "chat_template": TEMPLATE},
+        "environments": [{"type": "jsonl", "path": str(write_rows(folder))}],
+        "rollout": {"group_size": 4, "max_tokens": 8},
+        "reward": {"functions": [{"path": "characters_in_place"}]},
+        "packer": {"groups_per_step": 4, "sequence_len": 96, "max_async_level": 0},
+        "trainer": {"max_steps": steps, "learning_rate": 1e-2, "checkpoint": {"interval": 2}},
+        "inference": {"engine": {"type": "embedded", "max_sequence_len": 96, "deterministic": True}},
+        "eval": {"num_prompts": 0},
+        "ledger": {"keep_steps": 100},
+        "up": {"torch_threads": {"trainer": 1, "inference": 1}},
+        "bus": {"control": "ipc"},
+    }
+    return ring_config(
+        folder,
+        **{name: keys.get(name, {}) | value for name, value in sections.items()}
+        | {name: value for name, value in keys.items() if name not in sections},
+    )
+
+
+def replayed(config: RunConfig, step: int) -> str:
+    """What `actors replay` says of a step."""
+    command = [sys.executable, "-m", "actors", "replay", str(config.output), "--step", str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("family", "sections"),
+    first_of(
+        [
+            ("qwen3_vl", {}),
+            ("qwen2_5_vl", {}),
+            ("qwen3_vl", {"trainer": {"reference": {"beta": 0.1}}}),
+            ("qwen3_vl", {"trainer": {"num_ranks": 2, "sharding": "fsdp"}}),
+        ]
+    ),
+    ids=["qwen3", "qwen2.5", "reference", "sharded"],
+)
+def test_a_run_with_images_agrees_with_its_engine_and_is_replayed_to_the_bit(
+    tmp_path: Path, family: str, sections: Any
+) -> None:
+    """Trainer and engine see the same pixels at the same places, at every step; samples show where images were."""
+    config = config_of(tmp_path, family, **sections)
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+    steps = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
+    assert [step["mismatch_max"] < 1e-4 for step in steps] == [True] * 4
+    told = replayed(config, 3)
+    # one process sums in another order than two ranks with shards
+    assert told.count("same bits") == 3 or config.trainer.num_ranks > 1
+    prompts = [json.loads(line)["prompt"] for line in (config.output / "samples.jsonl").read_text().splitlines()]
+    kinds = {part["type"] for prompt in prompts for part in prompt[0]["content"]}
+    assert kinds == {"image", "text"}
+
+
+def test_nothing_is_lost_when_actors_of_a_run_with_images_are_killed(tmp_path: Path) -> None:
+    """SIGKILL of each kind in turn, in the middle of work; each group is trained once."""
+    config = config_of(tmp_path, steps=12)
+    with processes(config, tmp_path) as started:
+        running = {
+            name: started.run(name) for name in ("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0")
+        }
+        wait_until(lambda: held_by(config, "rollout-0"), "rollout-0 holds tickets")
+        for number, name in enumerate(("rollout-0", "reward-0", "packer-0", "inference-0", "trainer-0"), start=1):
+            wait_until(lambda number=number: steps_recorded(config) >= number, f"step {number} is recorded")
+            running[name].kill()
+            running[name].wait()
+            running[name] = started.run(name)
+        assert running["packer-0"].wait(PATIENCE_SECONDS) == 0, started.text("packer-0")
+    check_promise(config)
