@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,7 +146,12 @@ def _told_to(loading: Task) -> Iterator[dict[str, Any]]:
     try:
         yield {"tqdm_class": bars}
     finally:
-        set_hook(before)
+        set_hook(before or _undrawn)
+
+
+def _undrawn(factory: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return a bar of transformers that is not drawn, since a log would have its control characters."""
+    return factory(*args, **{**kwargs, "disable": True})
 
 
 def stored_dtype(path: str) -> torch.dtype | None:

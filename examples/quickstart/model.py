@@ -12,6 +12,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 from actors.datasets.generated import ReverseText
 from actors.reward.builtin import characters_in_place
@@ -157,6 +158,7 @@ def build(folder: Path, seed: int) -> tuple[int, float]:
     torch.manual_seed(seed)
     model = make_model()
     steps, reward = warm_up(model, seed)
+    logging.disable_progress_bar()  # of a single file
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return steps, reward

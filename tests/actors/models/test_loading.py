@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers.utils import logging as transformers_logging
 
 from actors.models import loading
 from actors.process import tasks
@@ -93,8 +92,10 @@ def test_the_precision_of_a_models_files_is_read_from_their_headers(tmp_path: Pa
     assert loading.stored_dtype("nobody/has-downloaded-this") is None
 
 
-def test_the_load_of_a_model_is_a_task_that_counts_its_tensors(model_folder: ModelFolder) -> None:
-    """And none is under way once it is loaded; bars of transformers are its own again."""
+def test_the_load_of_a_model_is_a_task_that_counts_its_tensors(
+    model_folder: ModelFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And none is under way once it is loaded. Transformers draws no bar then, nor when it writes a checkpoint."""
     found: list[tuple[str, float, float, str]] = []
 
     class Recorder:
@@ -114,4 +115,6 @@ def test_the_load_of_a_model_is_a_task_that_counts_its_tensors(model_folder: Mod
     assert (name, unit) == (f"load model {folder.name}", "tensors")
     assert 0 < done == total <= len(list(model.parameters()))
     assert tasks.reported() is None
-    assert transformers_logging.set_tqdm_hook(None) is None
+    model.save_pretrained(tmp_path / "written")  # type: ignore[operator]
+    assert (tmp_path / "written" / "model.safetensors").is_file()
+    assert "\r" not in capfd.readouterr().err
