@@ -235,10 +235,15 @@ class Packer:
             time.sleep(1.0)
         time.sleep(2.0)
 
-    def rest(self, seconds: float) -> tuple[float, dict[str, list[int]]]:
-        """Return CPU seconds of this process over some time at rest, and the counts of that time."""
+    def rest(self, seconds: float, *, looking: bool = False) -> tuple[float, dict[str, list[int]]]:
+        """Return CPU seconds of this process over some time at rest, and the counts of that time.
+
+        Args:
+            seconds: the time.
+            looking: whether this process also does what it does to measure a version, which is then subtracted.
+        """
         before, started = self.counts(), time.process_time()
-        self.look(seconds)
+        (self.look if looking else time.sleep)(seconds)
         busy, after = time.process_time() - started, self.counts()
         return busy, {kind: [b - a for a, b in zip(before[kind], after[kind], strict=True)] for kind in before}
 
@@ -292,7 +297,7 @@ def measure(size: str, seconds: float) -> dict[str, Any]:
         costs, sent, late = [], [], []
         for version in range(2, 2 + VERSIONS):
             # one window with a new version and one without, next to each other: neighbours on the machine come and go
-            resting, _ = packer.rest(VERSION_SECONDS)
+            resting, _ = packer.rest(VERSION_SECONDS, looking=True)
             told, seconds_to_send, times = packer.version(version, VERSION_SECONDS)
             assert len(times) == numbers["rollout"], f"only {len(times)} rollouts have heard of version {version}"
             costs.append(1000 * (told - resting))

@@ -43,7 +43,7 @@ log = structlog.get_logger("bus")
 
 PUSH_INTERVAL_SECONDS = 0.02
 """Seconds between two directives pushed to the same peer."""
-GATHER_SECONDS_PER_PEER, GATHER_SECONDS = 4e-5, 0.04
+GATHER_SECONDS_PER_PEER, GATHER_SECONDS = 1e-4, 0.1
 """Seconds that the server waits for further heartbeats, per peer and at most: a turn of the loop costs as much as
 several heartbeats."""
 SLICE_SECONDS = 0.02
