@@ -115,6 +115,7 @@ def adapters(seeing_model: Path, packages: str, tmp_path_factory: pytest.TempPat
     engine.close()
 
 
+@pytest.mark.long
 def test_logprobs_under_an_adapter_are_the_trainers(adapters: VllmEngine, seeing_model: Path) -> None:
     """Its layers go by the names of vLLM's language model; with images and without, before and after an update."""
     trainer = Trainer(seeing_model, {"rank": LORA.rank, "alpha": LORA.alpha})
