@@ -11,7 +11,7 @@ ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv agents
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart quickstart-lora quickstart-turns check check-312 test test-long rehearsal packages system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl clean
+.PHONY: quickstart quickstart-lora quickstart-turns quickstart-vision check check-312 test test-long rehearsal packages system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -22,6 +22,10 @@ quickstart-lora: .venv/run.stamp
 # A game of several turns and a task with a tool, one after the other.
 quickstart-turns: .venv/run.stamp
 	$(BIN)/python examples/quickstart/turns.py --seed $(SEED)
+
+# Prompts with images.
+quickstart-vision: .venv/run.stamp
+	$(BIN)/python examples/quickstart/vision.py --seed $(SEED)
 
 # Lint, types and the fast tests: two minutes on two cores.
 check: lint
@@ -96,7 +100,7 @@ bench-trl: .venv/dev.stamp .venv-trl/stamp
 	$(PYTHON) -m venv .venv
 
 .venv/run.stamp: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/$(INSTALL) -c constraints.txt -e ".[lora,plots]"
+	$(BIN)/$(INSTALL) -c constraints.txt -e ".[lora,plots,vision]"
 	touch $@
 
 .venv/dev.stamp: .venv/run.stamp

@@ -119,7 +119,7 @@ def _quickstart(monkeypatch: pytest.MonkeyPatch, *arguments: object, script: str
     given: list[str] = []
     common = importlib.import_module("common")
     monkeypatch.setattr(common, "run", lambda *command: given.append(" ".join(map(str, command))))
-    monkeypatch.setattr(module, "report", lambda output: None)
+    monkeypatch.setattr(module, "report", lambda *_: None)
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, arguments)])
     module.main()
     return given

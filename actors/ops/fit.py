@@ -252,7 +252,7 @@ def image_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iter
         yield Finding(f"{have}; {why}")
         return
     if not is_installed("PIL"):
-        yield Finding(f"{have}, and images need Pillow, which is not installed; pip install pillow")
+        yield Finding(f"{have}, and images need Pillow, which is not installed; install grpo-actors[vision]")
     if Path(config.model.path).is_dir():
         try:
             _rule(config)

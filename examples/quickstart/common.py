@@ -1,4 +1,4 @@
-"""Parts of both quickstarts: the folder of a run, the commands that fill it, the figures and the page about it."""
+"""Parts of all quickstarts: the folder of a run, the commands that fill it, the figures and the page about it."""
 
 import argparse
 import json
@@ -19,12 +19,12 @@ from schemas.errors import ConfigError
 HERE = Path(__file__).parent
 LEDGER = "ledger.sqlite"
 PAGE, PICTURES = "report.html", "report-pictures"
-LEFT_BEHIND = ("model", PAGE, PICTURES, "report.png", LEDGER, *(f"{LEDGER}{suffix}" for suffix in LEDGER_SUFFIXES))
+LEFT_BEHIND = ("model", "digits", PAGE, PICTURES, "report.png", LEDGER, *(LEDGER + end for end in LEDGER_SUFFIXES))
 """Files that make_room removes, in addition to the files of every run; report.png is of earlier versions."""
 
 
 def arguments_of(about: str | None, output: str) -> argparse.ArgumentParser:
-    """Return the parser of the arguments that both quickstarts have; `output` is the default folder."""
+    """Return the parser of the arguments that all quickstarts have; `output` is the default folder."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path(output))

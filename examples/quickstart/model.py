@@ -5,13 +5,16 @@ by random letters, and the targets are softened by the same share. The warm-up e
 reward of TARGET_REWARD. From there reinforcement learning has rewards to learn from, and room to improve.
 """
 
+import itertools
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from actors.datasets.generated import ReverseText
@@ -22,7 +25,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ["<pad>", "<bos>", "<eos>"]
 VOCABULARY = [*SPECIAL, "=", *LETTERS]
 PAD, BOS, EOS = 0, 1, 2
-FIRST_LETTER = VOCABULARY.index("a")
+LETTER_IDS = range(VOCABULARY.index("a"), len(VOCABULARY))
 MAX_NEW_TOKENS = 12
 WARMUP_LEARNING_RATE = 1e-3
 WARMUP_BATCH = 32
@@ -30,9 +33,9 @@ UNCERTAINTY = 0.5
 TARGET_REWARD = 0.42
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per character; each text starts with `<bos>`."""
-    raw = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<pad>"))
+    raw = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<pad>"))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     raw.decoder = decoders.Fuse()
     raw.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
@@ -70,31 +73,58 @@ def warm_up(model: Qwen3ForCausalLM, seed: int) -> tuple[int, float]:
     """Train with supervision until sampled completions reach TARGET_REWARD; return the steps and the reward."""
     # split `train` never draws held-out words; another seed than the run's gives other draws than training
     environment = ReverseText(ReverseTextConfig(), "train", seed + 1_000_003)
+    indices, generator = itertools.count(), torch.Generator().manual_seed(seed)
+
+    def words(count: int) -> list[str]:
+        return [environment.example(i).columns["answer"][::-1] for i in itertools.islice(indices, count)]
+
+    return train_until(
+        TARGET_REWARD,
+        model,
+        WARMUP_LEARNING_RATE,
+        lambda: _warm_up_loss(model, words(WARMUP_BATCH), generator),
+        lambda: sampled_reward(model, words(256), generator),
+    )
+
+
+def train_until(
+    target: float,
+    model: PreTrainedModel,
+    learning_rate: float,
+    loss: Callable[[], torch.Tensor],
+    probe: Callable[[], float],
+) -> tuple[int, float]:
+    """Train a model until a value of it reaches a target; return the steps and the value.
+
+    Args:
+        target: value to reach.
+        model: trained as a whole, by AdamW.
+        learning_rate: reached after 20 steps.
+        loss: loss of the next batch.
+        probe: the value, measured every few steps.
+
+    Raises:
+        RuntimeError: 3000 steps did not suffice.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.99), weight_decay=0.0)
-    generator = torch.Generator().manual_seed(seed)
-    used, reward = 0, 0.0
+    value = 0.0
     for step in range(1, 3001):
-        words = [environment.example(used + i).columns["answer"][::-1] for i in range(WARMUP_BATCH)]
-        used += WARMUP_BATCH
         for group in optimizer.param_groups:
-            group["lr"] = WARMUP_LEARNING_RATE * min(1.0, step / 20)
-        loss = _warm_up_loss(model, words, generator)
+            group["lr"] = learning_rate * min(1.0, step / 20)
         optimizer.zero_grad()
-        loss.backward()
+        loss().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % _steps_between_probes(reward) == 0:
-            probe = [environment.example(used + i).columns["answer"][::-1] for i in range(256)]
-            used += len(probe)
-            reward = sampled_reward(model, probe, generator)
-            if reward >= TARGET_REWARD:
-                return step, reward
-    raise RuntimeError(f"the warm-up reached a sampled reward of {reward:.2f} only")
+        if step % _steps_between_probes(value / target) == 0:
+            value = probe()
+            if value >= target:
+                return step, value
+    raise RuntimeError(f"the warm-up reached {value:.2f} only, not {target}")
 
 
-def _steps_between_probes(reward: float) -> int:
-    """Return the steps until the next probe. A probe costs several steps, so probes are frequent only at the end."""
-    return 20 if reward < 0.28 else 10 if reward < 0.36 else 3
+def _steps_between_probes(share: float) -> int:
+    """Return the steps until the next probe, at a share of the target. A probe costs several steps: few at first."""
+    return 20 if share < 2 / 3 else 10 if share < 6 / 7 else 3
 
 
 def _warm_up_loss(model: Qwen3ForCausalLM, words: list[str], generator: torch.Generator) -> torch.Tensor:
@@ -104,19 +134,36 @@ def _warm_up_loss(model: Qwen3ForCausalLM, words: list[str], generator: torch.Ge
     clean = torch.full((len(words), width), PAD)
     for b, word in enumerate(words):
         clean[b, : len(word) + 1] = torch.tensor([*(VOCABULARY.index(c) for c in reversed(word)), EOS])
-    is_letter = clean >= FIRST_LETTER
     noise = torch.rand(clean.shape, generator=generator) < UNCERTAINTY
-    random_letters = torch.randint(FIRST_LETTER, len(VOCABULARY), clean.shape, generator=generator)
-    written = torch.where(noise & is_letter, random_letters, clean)
+    random_letters = torch.randint(LETTER_IDS.start, LETTER_IDS.stop, clean.shape, generator=generator)
+    written = torch.where(noise & _is_in(LETTER_IDS, clean), random_letters, clean)
 
     full, mask = torch.cat([inputs, written], 1), torch.cat([prompts, (clean != PAD).long()], 1)
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     logits = model(input_ids=full, attention_mask=mask, position_ids=position_ids).logits[:, inputs.shape[1] - 1 : -1]
+    return softened_cross_entropy(logits, clean, UNCERTAINTY, LETTER_IDS)
+
+
+def softened_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, softening: float, characters: range
+) -> torch.Tensor:
+    """Return the mean cross entropy in nats per token; targets that are PAD do not count.
+
+    Args:
+        logits: (B, T, V).
+        targets: (B, T) token ids.
+        softening: share of a character's target that all characters have in equal parts.
+        characters: token ids of all characters.
+    """
     log_p = functional.log_softmax(logits, -1)
-    hard = log_p.gather(2, clean[..., None])[..., 0]
-    uniform = log_p[..., FIRST_LETTER:].mean(-1)
-    target = torch.where(is_letter, (1 - UNCERTAINTY) * hard + UNCERTAINTY * uniform, hard)
-    return -(target * (clean != PAD)).sum() / (clean != PAD).sum()
+    hard = log_p.gather(2, targets[..., None])[..., 0]
+    uniform = log_p[..., characters.start : characters.stop].mean(-1)
+    softened = torch.where(_is_in(characters, targets), (1 - softening) * hard + softening * uniform, hard)
+    return -(softened * (targets != PAD)).sum() / (targets != PAD).sum()
+
+
+def _is_in(characters: range, ids: torch.Tensor) -> torch.Tensor:
+    return (ids >= characters.start) & (ids < characters.stop)
 
 
 @torch.no_grad()
@@ -158,10 +205,15 @@ def build(folder: Path, seed: int) -> tuple[int, float]:
     torch.manual_seed(seed)
     model = make_model()
     steps, reward = warm_up(model, seed)
-    logging.disable_progress_bar()  # of a single file
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    save(folder, model, make_tokenizer())
     return steps, reward
+
+
+def save(folder: Path, *parts: Any) -> None:
+    """Write a model, its tokenizer and its processors to a folder."""
+    logging.disable_progress_bar()  # of a single file
+    for part in parts:
+        part.save_pretrained(folder)
 
 
 if __name__ == "__main__":

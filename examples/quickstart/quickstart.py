@@ -29,19 +29,26 @@ def main() -> int:
     return 0
 
 
-def report(output: Path) -> None:
-    """Print the result, and write the page about the run."""
-    lines = records(output / "metrics.jsonl")
-    print(describe(json.loads((output / "summary.json").read_text()), lines, records(output / "samples.jsonl")))
+def report(output: Path, evaluated: str = "greedy") -> None:
+    """Print the result, and write the page about the run.
+
+    Args:
+        output: folder of the run.
+        evaluated: how the completions of evaluations are drawn, in a word.
+    """
+    summary, lines = json.loads((output / "summary.json").read_text()), records(output / "metrics.jsonl")
+    print(describe(summary, lines, records(output / "samples.jsonl"), evaluated))
     write_page(output)
 
 
-def describe(summary: dict[str, Any], lines: list[dict[str, Any]], samples: list[dict[str, Any]]) -> str:
+def describe(
+    summary: dict[str, Any], lines: list[dict[str, Any]], samples: list[dict[str, Any]], evaluated: str
+) -> str:
     """Return the result as text: a table, and completions before and after training."""
-    before, after = summary["eval_before"]["reverse_text"], summary["eval_after"]["reverse_text"]
+    ((label, before),), after = summary["eval_before"].items(), summary["eval_after"]
     rows = [
-        ("held-out exact match (greedy)", f"{before['exact_match']:.3f}", f"{after['exact_match']:.3f}"),
-        ("held-out reward (greedy)", f"{before['mean_reward']:.3f}", f"{after['mean_reward']:.3f}"),
+        (f"held-out exact match ({evaluated})", f"{before['exact_match']:.3f}", f"{after[label]['exact_match']:.3f}"),
+        (f"held-out reward ({evaluated})", f"{before['mean_reward']:.3f}", f"{after[label]['mean_reward']:.3f}"),
         ("sampled reward (5 steps)", f"{summary['reward_first']:.3f}", f"{summary['reward_last']:.3f}"),
     ]
     text = [*table(rows), "", *training_lines(summary, lines), "", *_completions(summary, samples)]
@@ -50,9 +57,15 @@ def describe(summary: dict[str, Any], lines: list[dict[str, Any]], samples: list
 
 def _completions(summary: dict[str, Any], samples: list[dict[str, Any]]) -> list[str]:
     evaluated = [sample for sample in samples if sample["purpose"] == "eval"]
-    first = {s["prompt"]: s["completions"][0] for s in evaluated if s["step"] == 0}
-    last = {s["prompt"]: s["completions"][0] for s in evaluated if s["step"] == summary["steps"]}
-    return [f"  {prompt:10} before {first[prompt]!r:14} after {last[prompt]!r}" for prompt in first if prompt in last]
+    first = {_name(s): s["completions"][0] for s in evaluated if s["step"] == 0}
+    last = {_name(s): s["completions"][0] for s in evaluated if s["step"] == summary["steps"]}
+    return [f"  {name:10} before {first[name]!r:14} after {last[name]!r}" for name in first if name in last]
+
+
+def _name(sample: dict[str, Any]) -> str:
+    """Return the prompt of a sample, of a picture the answer."""
+    prompt = sample["prompt"]
+    return prompt if isinstance(prompt, str) else str(sample["columns"]["answer"])
 
 
 if __name__ == "__main__":

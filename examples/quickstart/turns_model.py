@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from calculator import Calculator
 from find_number import FindNumber
-from model import PAD, make_model
+from model import PAD, make_model, save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -168,8 +168,7 @@ def build(folder: Path, task: str, seed: int) -> float:
     tokenizer = make_tokenizer([play(rng, next(indices), errors) for _ in range(500)])
     model = make_model(len(tokenizer), MAX_TOKENS)
     loss = warm_up(model, tokenizer, lambda errors: play(rng, next(indices), errors), TASKS[task])
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(folder, model, tokenizer)
     return loss
 
 

@@ -107,7 +107,7 @@ class Pixels:
     def _png(self, data: bytes) -> bytes:
         rule = ImageTokens.of_model(self._model)
         if not is_installed("PIL"):
-            raise ConfigError("images need Pillow, which is not installed; pip install pillow")
+            raise ConfigError("images need Pillow, which is not installed; install grpo-actors[vision]")
         from PIL import Image
 
         try:

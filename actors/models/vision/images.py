@@ -37,7 +37,7 @@ class ImageReader:
 
     def __init__(self, config: ModelConfig) -> None:
         if not is_installed("PIL"):
-            raise ConfigError("model.path: images need Pillow, which is not installed; pip install pillow")
+            raise ConfigError("model.path: images need Pillow, which is not installed; install grpo-actors[vision]")
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         try:
