@@ -272,11 +272,10 @@ class ControlServer:
         while not self._stopping:
             threads.mark("control.server")
             ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
-            if self._waker.receiver in ready:
-                # published directives wait for nothing: the round has gathered already
+            gather = min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER)
+            # published directives wait for nothing: the round has gathered already
+            if self._waker.receiver in ready or self._waker.receiver.poll(int(1000 * gather)):
                 self._waker.clear()
-            else:
-                time.sleep(min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER))
             while not self._probes.empty():
                 identity = self._probes.get_nowait()
                 if not self._send(identity):
