@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from actors.algorithms.losses import CustomLoss
     from actors.callbacks.loop import CallbacksActor
     from actors.datasets import Dataset
-    from actors.datasets.prompts import Encode, Expand
+    from actors.datasets.prompts import Encode, Expand, Prompts
     from actors.engines.protocol import Engine
     from actors.inference.loop import InferenceActor
     from actors.learner.protocol import Learner
@@ -152,6 +152,18 @@ def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "Re
     return make_reward_actor(config, name, metrics)
 
 
+def make_measured_prompts(config: RunConfig, name: str) -> "Prompts | None":
+    """Make the encoder of prompts by which the packer leaves long ones out; None if no environment wants that."""
+    from actors.datasets.images import why_not_taken
+    from actors.datasets.prompts import Prompts
+
+    # the tokenizer is loaded only where prompts must be measured
+    if not any(e.max_prompt_tokens is not None and e.long_prompts == "drop" for e in config.environments):
+        return None
+    encode, expand = make_encode(config, name), make_expand(config)
+    return Prompts(config.environments_by_label, encode, expand=expand, why_not=why_not_taken(config))
+
+
 def make_packer(
     config: RunConfig,
     name: str,
@@ -165,8 +177,6 @@ def make_packer(
     from actors.algorithms.moving_levels import MovingLevel
     from actors.datasets import make_dataset, prepared_folder
     from actors.datasets.identity import pinned_commits
-    from actors.datasets.images import why_not_taken
-    from actors.datasets.prompts import Prompts
     from actors.environments.own_examples import own_examples
     from actors.ledger import Store
     from actors.ops.previous_run import check_ledger_is_own, check_ledger_is_there, lacks_checkpoint
@@ -184,15 +194,7 @@ def make_packer(
     def dataset(e: "EnvironmentConfig", split: "Split") -> "Dataset":
         return make_dataset(e, split, config.seed, num_examples=own[e.label][split], prepared=prepared)
 
-    prompts = None
-    # the tokenizer is loaded only where prompts must be measured
-    if any(e.max_prompt_tokens is not None and e.long_prompts == "drop" for e in config.environments):
-        prompts = Prompts(
-            config.environments_by_label,
-            make_encode(config, name),
-            expand=make_expand(config),
-            why_not=why_not_taken(config),
-        )
+    prompts = make_measured_prompts(config, name)
     weights = [e.weight for e in config.trained if e.weight is not None]
     ledger = config.ledger
     store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)

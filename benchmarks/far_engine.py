@@ -14,7 +14,6 @@ The steps at the start of a block are not counted: what they train was sampled u
 
 import argparse
 import json
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -91,9 +90,8 @@ def _seconds(config: RunConfig, block: int) -> tuple[float, float]:
 
 def _version_bytes(config: RunConfig) -> int:
     """Return the bytes of the weights of the last checkpoint, which are those of a version."""
-    words = ["find", config.output / "checkpoints" / f"step_{config.trainer.max_steps}", "-name", "*model.safetensors"]
-    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
-    return sum(Path(path).stat().st_size for path in found)
+    checkpoint = config.output / "checkpoints" / f"step_{config.trainer.max_steps}"
+    return sum(path.stat().st_size for path in checkpoint.rglob("*model.safetensors"))
 
 
 if __name__ == "__main__":

@@ -163,11 +163,7 @@ class Machine:
         # every heartbeat is answered, also a refused or a late one (P6)
         self._touched.add(identity)
         at = now if arrived is None else arrived
-        if self._says_nothing_new(identity, heartbeat) and self.peers.renew(
-            at, identity, heartbeat, heartbeat.sequence
-        ):
-            if isinstance(heartbeat, RolloutHeartbeat):
-                self._ask(identity, heartbeat.free_slots if heartbeat.phase == "running" else 0)
+        if self._says_nothing_new(identity, heartbeat) and self._renew(at, identity, heartbeat, heartbeat.sequence):
             return
         # two packers of one run: the one with the newer term is followed, and this one ends (P2)
         if heartbeat.run == self.run and heartbeat.term > self.term:
@@ -212,12 +208,10 @@ class Machine:
         """
         if self.peers.heartbeat_of(identity) is not heartbeat or not self.is_idle(identity):
             return False
-        if not self.peers.renew(arrived, identity, heartbeat, sequence):
+        if not self._renew(arrived, identity, heartbeat, sequence):
             return False
-        if isinstance(heartbeat, RolloutHeartbeat):
-            # told by its heartbeat and with all others: `replies.directives` finds changes for rollout actors at rest
-            self._ask(identity, heartbeat.free_slots if heartbeat.phase == "running" else 0)
-        else:
+        # `replies.directives` finds changes for all rollout actors at rest
+        if not isinstance(heartbeat, RolloutHeartbeat):
             self._touched.add(identity)
         return True
 
@@ -442,6 +436,14 @@ class Machine:
             self._roll_back_to(at_most)
 
     # --- rules ---------------------------------------------------------------------------------------------------
+
+    def _renew(self, at: float, identity: str, heartbeat: Heartbeat, sequence: int) -> bool:
+        """Renew the lease of a peer without work, and note what it asks for; return False for a late heartbeat."""
+        if not self.peers.renew(at, identity, heartbeat, sequence):
+            return False
+        if isinstance(heartbeat, RolloutHeartbeat):
+            self._ask(identity, heartbeat.free_slots if heartbeat.phase == "running" else 0)
+        return True
 
     def _says_nothing_new(self, identity: str, heartbeat: Heartbeat) -> bool:
         """Return whether a heartbeat only renews a lease: it repeats the one before, of a peer without work."""

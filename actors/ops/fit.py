@@ -24,6 +24,9 @@ from schemas.errors import ConfigError
 from schemas.limits import MESSAGE_BYTES
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from actors.datasets.base import Example
     from actors.datasets.jsonl import Jsonl
     from actors.datasets.table import Preview
     from actors.models.image_tokens import ImageTokens
@@ -180,14 +183,7 @@ def prompt_findings(
                 "messages; use an instruct model, or text prompts (environments[].chat: false)"
             )
             return
-        text = prompt
-        if not isinstance(text, str):
-            # an image has no text to count
-            text = "\n".join(turn["content"] for turn in text if isinstance(turn["content"], str))
-        # a chat template writes the special tokens itself
-        length = len(tokenizer.encode(text, add_special_tokens=isinstance(prompt, str)).ids)
-        if image_tokens is not None:
-            length += sum(image_tokens.num_tokens(image.height, image.width) for image in example.images)
+        length = _num_tokens(example, tokenizer, image_tokens)
         if not length and isinstance(prompt, str):
             yield Finding(f"{key}: row {number} of {rows.path} has an empty prompt, which has no token to continue")
             return
@@ -212,6 +208,19 @@ def prompt_findings(
             # fatal only if every prompt was looked at and none fits
             fatal=shortest > hard and whole,
         )
+
+
+def _num_tokens(example: "Example", tokenizer: "Tokenizer", image_tokens: "ImageTokens | None") -> int:
+    """Return the tokens of an example's prompt, those of images included, without a chat template's."""
+    text = example.prompt
+    if not isinstance(text, str):
+        # an image has no text to count
+        text = "\n".join(turn["content"] for turn in text if isinstance(turn["content"], str))
+    # a chat template writes the special tokens itself
+    length = len(tokenizer.encode(text, add_special_tokens=isinstance(example.prompt, str)).ids)
+    if image_tokens is None:
+        return length
+    return length + sum(image_tokens.num_tokens(image.height, image.width) for image in example.images)
 
 
 def prompt_limit(config: RunConfig, own: int = 0) -> int:

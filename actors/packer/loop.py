@@ -47,7 +47,7 @@ from bus.data import Inbox
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from schemas.errors import ProtocolError, RunFailedError
-from schemas.messages import Heartbeat, ObserverDirective, ObserverHeartbeat, RunPhase, ScoredGroup
+from schemas.messages import Directive, Heartbeat, ObserverDirective, ObserverHeartbeat, RunPhase, ScoredGroup
 
 log = structlog.get_logger("packer")
 
@@ -222,8 +222,8 @@ class PackerActor:
             leave_at = self._control.listened + 2 * self._config.bus.lease
             while not self._draining and self._control.listened < leave_at:
                 for event in self.inflow.take(ROUND_SECONDS):
-                    told = {identity.encode(): refusal for identity in senders(event)}
-                    self._control.publish(dict(told), round_ended=False)
+                    told: dict[bytes, Directive | None] = {identity.encode(): refusal for identity in senders(event)}
+                    self._control.publish(told, round_ended=False)
             raise
         if self.machine.failure:
             raise RunFailedError(self.machine.failure)

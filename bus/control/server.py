@@ -272,8 +272,8 @@ class ControlServer:
         while not self._stopping:
             threads.mark("control.server")
             ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
-            gather = min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER)
-            # published directives wait for nothing: the round has gathered already
+            gather = min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER, self._seconds_to_next_push())
+            # published directives and due pushes wait for nothing: the round has gathered already
             if self._waker.receiver in ready or self._waker.receiver.poll(int(1000 * gather)):
                 self._waker.clear()
             while not self._probes.empty():

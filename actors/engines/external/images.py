@@ -13,11 +13,12 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 
 from actors.engines.protocol import PromptImage, RequestError, SampleRequest
 from actors.models.image_tokens import ImageTokens
 from actors.models.tokenizer import model_file
-from actors.process.packages import is_installed
+from actors.models.vision.files import check_pillow, decoded
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
@@ -86,6 +87,10 @@ class Pixels:
         """
         return [self._url(image) for image in images]
 
+    @cached_property
+    def _rule(self) -> ImageTokens:
+        return ImageTokens.of_model(self._model)
+
     def _url(self, image: PromptImage) -> str:
         with self._lock:
             if (found := self._kept.get(image.digest)) is not None:
@@ -105,20 +110,12 @@ class Pixels:
         return made
 
     def _png(self, data: bytes) -> bytes:
-        rule = ImageTokens.of_model(self._model)
-        if not is_installed("PIL"):
-            raise ConfigError("images need Pillow, which is not installed; install grpo-actors[vision]")
+        check_pillow()
         from PIL import Image
 
-        try:
-            with Image.open(io.BytesIO(data)) as opened:
-                plain = opened.convert("RGB")
-        except Exception as error:  # Pillow's readers raise many kinds for damaged files
-            raise ValueError(
-                f"{len(data)} bytes are no image that can be read: {type(error).__name__}: {error}"
-            ) from error
-        rows, columns = rule.grid(plain.height, plain.width)
-        size = columns * rule.patch_size, rows * rule.patch_size
+        plain = decoded(data)
+        rows, columns = self._rule.grid(plain.height, plain.width)
+        size = columns * self._rule.patch_size, rows * self._rule.patch_size
         file = io.BytesIO()
         # little compression: the bytes only cross the loopback, or a local network
         plain.resize(size, Image.Resampling.BICUBIC).save(file, "PNG", compress_level=1)

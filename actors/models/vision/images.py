@@ -4,14 +4,13 @@ The processor's implementation in Pillow and NumPy is used wherever images are p
 torchvision resizes with other rounding, so a trainer and an engine with different ones would see different pixels.
 """
 
-import io
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actors.process.packages import is_installed
+from actors.models.vision.files import check_pillow, decoded
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
@@ -36,8 +35,7 @@ class ImageReader:
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        if not is_installed("PIL"):
-            raise ConfigError("model.path: images need Pillow, which is not installed; install grpo-actors[vision]")
+        check_pillow()
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         try:
@@ -53,19 +51,7 @@ class ImageReader:
         Raises:
             ValueError: the bytes are no image, or one whose longer side is 200 times the shorter.
         """
-        from PIL import Image
-        from transformers.image_utils import load_image
-
-        try:
-            # turned as the file says, and without transparency, as transformers' own pipelines have it
-            image = load_image(Image.open(io.BytesIO(data)))
-        except MemoryError:
-            raise  # not the file's fault
-        except Exception as error:  # Pillow's readers raise many kinds for damaged files
-            raise ValueError(
-                f"{len(data)} bytes are no image that can be read: {type(error).__name__}: {error}"
-            ) from error
-        made = self._processor(images=[image], return_tensors="pt")
+        made = self._processor(images=[decoded(data)], return_tensors="pt")
         [[frames, height, width]] = made["image_grid_thw"].tolist()
         assert frames == 1
         return Patches(made["pixel_values"].to(torch.float32), height, width)

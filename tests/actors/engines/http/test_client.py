@@ -1,7 +1,7 @@
 """The client of rollout actors, against the real server in front of a fake engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from unittest import mock
 
 import aiohttp
@@ -29,22 +29,6 @@ def engine() -> Iterator[FakeEngine]:
     made = FakeEngine(FakeEngineConfig(vocab_size=30))
     yield made
     made.close()
-
-
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[CompletionServer]:
-    """In front of it."""
-    made = CompletionServer(engine, "tiny", "boot1", "127.0.0.1", 0, WAIT)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[CompletionClient]:
-    """With patience."""
-    made = CompletionClient("tiny", WAIT, 4)
-    yield made
-    await made.close()
 
 
 def peer(port: int, boot_id: str = "boot1") -> EnginePeer:

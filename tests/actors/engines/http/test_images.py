@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -48,22 +48,6 @@ def engine() -> Iterator[Seeing]:
     made = Seeing()
     yield made
     made.close()
-
-
-@pytest.fixture
-def server(engine: Seeing) -> Iterator[CompletionServer]:
-    """In front of it."""
-    made = CompletionServer(engine, "tiny", "boot1", "127.0.0.1", 0, WAIT)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[CompletionClient]:
-    """With patience."""
-    made = CompletionClient("tiny", WAIT, 4)
-    yield made
-    await made.close()
 
 
 async def sent(given: list[PromptImage]) -> tuple[str, bytes]:
