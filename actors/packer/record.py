@@ -41,7 +41,7 @@ log = structlog.get_logger("packer")
 GAUGE_SECONDS = 0.5
 """Seconds between two updates of the gauges."""
 TARGETS_SECONDS = 2.0
-"""Seconds between two looks at the addresses of all actors, for metrics_targets.json."""
+"""Seconds between two looks at the addresses of all actors, for metrics_targets.json; a new or lost peer ends them."""
 ENGINES_SECONDS = 5.0
 """Seconds between two commits of the engines' token counts."""
 RECORD_PATIENCE_SECONDS = 300.0
@@ -92,6 +92,7 @@ class RunRecord:
         self._samples: deque[tuple[int, ScoredGroup]] = deque(maxlen=MAX_PENDING_SAMPLES)
         """Samples not written yet: step or version, and group."""
         self._next_gauges = self._next_targets = self._take_engines_at = 0.0
+        self._looked_at_peers = 0
         self._engines_told = False
         """True if engines have reported tokens that are not committed yet."""
         self._stuck_since: float | None = None
@@ -427,8 +428,8 @@ class RunRecord:
             self._writer.write("progress.json", lambda: self._progress_file.write(now, self.progress()))
         self._gauges.show_run()
         self._gauges.show_scale(self._scaling.wanted)
-        if self._summarised or now >= self._next_targets:
-            self._next_targets = now + TARGETS_SECONDS
+        if self._summarised or now >= self._next_targets or machine.peers.num_live != self._looked_at_peers:
+            self._next_targets, self._looked_at_peers = now + TARGETS_SECONDS, machine.peers.num_live
             self._writer.write("metrics_targets.json", partial(self._targets.follow, self._metrics_targets()))
 
     def _metrics_targets(self) -> list[Target]:
