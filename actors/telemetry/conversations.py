@@ -124,6 +124,11 @@ def part_words(part: Any, images: Images) -> str:
     return f"[{' '.join([*words, *([digest[:DIGEST_CHARACTERS]] if digest else [])])}]"
 
 
+def image_parts(content: Any) -> list[Any]:
+    """Return the parts of a message's content that are images."""
+    return [part for part in content if image_digest(part)] if isinstance(content, list) else []
+
+
 def image_digest(part: Any) -> str:
     """Return the digest of a part that is an image; empty for another part."""
     if isinstance(part, dict) and part.get("type") == "image" and isinstance(part.get("digest"), str):
