@@ -35,7 +35,6 @@ FIRST_PIECES = 2
 """Pieces of work on the catalogue before the first page: the newest lines, and rows of the ledger."""
 SIDE_BY_SIDE_CHARACTERS = 6000
 """Characters of a text on the page of a group; the page of a trajectory has all of them."""
-
 PICTURE_SIDE = 1024
 """Most pixels of a side of a picture."""
 
@@ -200,9 +199,8 @@ class ViewedRun:
         with recorded.opened(self.config) as ledger:
             payload, words = recorded.tokens_of(ledger, ordinal, self.config)
         samples = [] if payload is None else samples_of(payload, completion)
-        shared = {
-            name: group[name] for name in ("ordinal", "step", "purpose", "environment", "columns", "versions", "images")
-        }
+        names = ("ordinal", "step", "purpose", "environment", "columns", "versions", "images")
+        shared = {name: group[name] for name in names}
         return shared | {
             "prompt": conversation(group["prompt"]),
             "completions": len(group["completions"]),
@@ -240,7 +238,7 @@ class ViewedRun:
         data = kept_image(self.config.output, digest)
         if data is None:
             with recorded.opened(self.config) as ledger:
-                payload, _ = recorded.tokens_of(ledger, ordinal, self.config)
+                payload = recorded.payload_of(ledger, ordinal)
             data = None if payload is None else images_of(payload).get(digest)
         if data is None or not can_show():
             raise MissingError(f"group {ordinal}: there is no image with this digest, or Pillow is not installed")

@@ -200,6 +200,9 @@ async def test_images_of_a_prompt_are_shown_between_its_texts(tmp_path: Path, pr
                     assert await page.value("document.documentElement.scrollWidth") <= width
                     assert (page.errors, await page.unnamed(), await page.findings(axe)) == ([], [], [])
                     await picture(page, f"images-{name[6]}-{width}{'-dark' if dark else ''}")
+            (run.config.output / FOLDER / digest_of(wide)).write_bytes(small)
+            await page.open(f"{address}?page=group&run=0&group=0")
+            await page.until(f"document.querySelector('.message').innerText.includes('[image {digest_of(wide)}]')")
     run.close()
 
 

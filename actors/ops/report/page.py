@@ -48,7 +48,6 @@ class Content:
         figures: figures of the run.
         columns: value by step of each column of `curves.CURVES`.
         picks: completions by the words of their choice.
-        images: pictures of images as data URLs, by digest.
         differs: keys of the configuration with other values than the defaults, as YAML.
         configuration: the whole configuration as YAML.
         result: result in words.
@@ -56,6 +55,7 @@ class Content:
         troubles: what went wrong and was dealt with, in words.
         summary: values of summary.json; empty while the run is under way.
         price: price of an hour of the run; None: not given.
+        images: pictures of images as data URLs, by digest.
     """
 
     figures: Figures
@@ -160,7 +160,7 @@ def _evaluations(figures: Figures) -> Iterator[str]:
 
 def _completions(content: Content) -> Iterator[str]:
     for words, picks in content.picks.items():
-        yield from _section(f"Completions, {words}", list(_picks(picks, content.images)))
+        yield from _section(f"Completions, {words}", _picks(picks, content.images))
 
 
 def _picks(picks: Sequence[Pick], images: Mapping[str, str]) -> Iterator[str]:

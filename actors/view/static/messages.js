@@ -9,7 +9,9 @@ function words(part) {
 
 function picture(digest, images) {
   const [height, width] = images.sizes[digest];
-  return h("img", { src: images.at + digest, alt: `image ${width}x${height} ${digest.slice(0, 6)}`, title: digest, width, height, loading: "lazy" });
+  // a damaged file has a size and no pixels
+  const replace = (event) => event.target.replaceWith(written(`[image ${digest}]`));
+  return h("img", { src: images.at + digest, alt: `image ${width}x${height} ${digest.slice(0, 6)}`, title: digest, width, height, loading: "lazy", onerror: replace });
 }
 
 // texts and pictures in the order of the parts; neighbouring texts are one
