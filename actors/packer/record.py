@@ -92,9 +92,10 @@ class RunRecord:
         """Evaluations not written yet: version, results, groups for samples.jsonl."""
         self._samples: deque[tuple[int, ScoredGroup]] = deque(maxlen=MAX_PENDING_SAMPLES)
         """Samples not written yet: step or version, and group."""
-        self._next_gauges = self._next_targets = self._take_engines_at = 0.0
         self._images = SampleImages(config.output, reporter.writer, config.telemetry.sample_images_bytes)
-        self._looked_at_peers = 0
+        self._next_gauges = self._next_targets = self._take_engines_at = 0.0
+        self._num_targets = 0
+        """Live peers at the last look at their addresses."""
         self._engines_told = False
         """True if engines have reported tokens that are not committed yet."""
         self._stuck_since: float | None = None
@@ -438,8 +439,8 @@ class RunRecord:
             self._writer.write("progress.json", lambda: self._progress_file.write(now, self.progress()))
         self._gauges.show_run()
         self._gauges.show_scale(self._scaling.wanted)
-        if self._summarised or now >= self._next_targets or machine.peers.num_live != self._looked_at_peers:
-            self._next_targets, self._looked_at_peers = now + TARGETS_SECONDS, machine.peers.num_live
+        if self._summarised or now >= self._next_targets or machine.peers.num_live != self._num_targets:
+            self._next_targets, self._num_targets = now + TARGETS_SECONDS, machine.peers.num_live
             self._writer.write("metrics_targets.json", partial(self._targets.follow, self._metrics_targets()))
 
     def _metrics_targets(self) -> list[Target]:

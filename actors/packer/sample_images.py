@@ -41,34 +41,46 @@ class SampleImages:
 
     def __init__(self, output: Path, writer: Writer, max_bytes: int) -> None:
         self._folder, self._writer, self._max_bytes = output / FOLDER, writer, max_bytes
-        self._num_bytes: int | None = None
-        """Bytes of the images in the folder; None: not counted yet."""
+        self._sizes: dict[str, int] = {}
+        """Bytes of the files in the folder, by name."""
+        self._is_read = False
+        """True once the folder has been read."""
 
     def keep(self, images: Mapping[str, bytes]) -> int:
         """Write images that are not there yet, as far as there is room; return the number of those left out.
 
         Raises:
-            WriteError: an image can't be written now; the call may be repeated.
+            WriteError: the folder can't be read or written now; the call may be repeated.
         """
-        if self._num_bytes is None:
-            files = self._folder.iterdir() if self._folder.is_dir() else ()
-            self._num_bytes = sum(file.stat().st_size for file in files)
+        if not self._is_read:
+            # by the writer too: a file system that hangs must not stop the packer
+            self._writer.write(self._folder, "sizes", partial(_read_sizes, self._folder, self._sizes))
+            self._is_read = True
+        num_bytes = sum(self._sizes.values())
         left_out = 0
         for digest, data in images.items():
-            path = self._folder / digest
-            if path.exists():
+            if digest in self._sizes:
                 continue
-            if self._num_bytes + len(data) > self._max_bytes:
+            if num_bytes + len(data) > self._max_bytes:
                 left_out += 1
                 continue
+            path = self._folder / digest
             try:
                 self._writer.write(path, digest, partial(_write, path, data))
             except WriteError:
-                # the write may still succeed in the background, so bytes are counted again
-                self._num_bytes = None
+                # the write may still succeed in the background
+                self._is_read = False
                 raise
-            self._num_bytes += len(data)
+            self._sizes[digest] = len(data)
+            num_bytes += len(data)
         return left_out
+
+
+def _read_sizes(folder: Path, sizes: dict[str, int]) -> None:
+    """Replace sizes of files by those of a folder, which need not exist."""
+    sizes.clear()
+    if folder.is_dir():
+        sizes.update((file.name, file.stat().st_size) for file in folder.iterdir())
 
 
 def _write(path: Path, data: bytes) -> None:

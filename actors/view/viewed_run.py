@@ -235,13 +235,15 @@ class ViewedRun:
         Raises:
             MissingError: there is no such image, or no picture can be made of it.
         """
+        if not can_show():
+            raise MissingError(f"group {ordinal}: its images need Pillow; install grpo-actors[vision]")
         data = kept_image(self.config.output, digest)
         if data is None:
             with recorded.opened(self.config) as ledger:
                 payload = recorded.payload_of(ledger, ordinal)
             data = None if payload is None else images_of(payload).get(digest)
-        if data is None or not can_show():
-            raise MissingError(f"group {ordinal}: there is no image with this digest, or Pillow is not installed")
+        if data is None:
+            raise MissingError(f"group {ordinal}: neither the ledger nor sample_images has an image with this digest")
         try:
             return picture(data, PICTURE_SIDE)
         except ValueError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from actors.telemetry.reporter import read_lines
+from actors.trackers.loop import NICENESS
 from schemas.config import RunConfig, dump_config
 from tests.chaos.disk import filled, small_disk
 from tests.ring.harness import PATIENCE_SECONDS, check_promise, children, go_on, held_reward, ring_config, wait_until
@@ -138,7 +139,11 @@ def test_a_frozen_tracker_holds_up_nothing_and_catches_up(tmp_path: Path, kind: 
     frozen = 0
     try:
         wait_until(lambda: run.held() >= 1, "a step in the tracker")
-        frozen = children(up.pid)["tracker-0"]
+        actors = children(up.pid)
+        frozen = actors["tracker-0"]
+        # while it works, the run goes first
+        niceness = {name: os.getpriority(os.PRIO_PROCESS, pid) for name, pid in actors.items()}
+        assert niceness["tracker-0"] == niceness["trainer-0"] + NICENESS
         os.kill(frozen, signal.SIGSTOP)
         go_on(tmp_path)
         wait_until((run.config.output / "summary.json").exists, "the end of training")

@@ -109,13 +109,14 @@ def image_urls(output: Path, picks: Sequence[Pick]) -> dict[str, str]:
     parts = (part for pick in picks for message in pick.messages for part in image_parts(message.get("content")))
     urls, room = {}, MAX_IMAGES_CHARACTERS
     for digest, places in Counter(map(image_digest, parts)).items():
-        data = kept_image(output, digest)
+        if (data := kept_image(output, digest)) is None:
+            continue
         try:
-            made = b"" if data is None else picture(data, IMAGE_SIDE)
+            made = picture(data, IMAGE_SIDE)
         except ValueError:
             continue  # no picture can be made of it; the text has its words
         url = f"data:image/png;base64,{base64.b64encode(made).decode()}"
-        if made and places * len(url) <= room:
+        if places * len(url) <= room:
             urls[digest] = url
             room -= places * len(url)
     return urls

@@ -1,6 +1,8 @@
 """Progress of long work of a command: a bar on a terminal, lines of text elsewhere."""
 
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
@@ -33,7 +35,7 @@ class Bars:
         if task.seconds < QUIET_SECONDS:
             return
         # a terminal that is gone must not end the work
-        with contextlib.suppress(OSError):
+        with _without_interrupt(), contextlib.suppress(OSError):
             if self._bar is None or task is not self._of:
                 self._close()
                 self._of, self._bar = task, self._made(task)
@@ -65,7 +67,7 @@ class Bars:
     def _close(self) -> None:
         bar, self._of, self._bar = self._bar, None, None
         if bar is not None:
-            with contextlib.suppress(OSError):
+            with _without_interrupt(), contextlib.suppress(OSError):
                 bar.close()
 
 
@@ -88,6 +90,28 @@ class TextLines:
 
     def ended(self, task: Task) -> None:
         """Write nothing: the command goes on with what it has to say."""
+
+
+@contextlib.contextmanager
+def _without_interrupt() -> Iterator[None]:
+    """Hold a Ctrl-C back until the end of the block.
+
+    In the middle of a bar it would leave the bar on the terminal, or be lost in code that ignores exceptions.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals are handled in the main thread alone
+        yield
+        return
+    before, came = signal.getsignal(signal.SIGINT), threading.Event()
+    if not callable(before):  # ignored, or ends the process at once
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came.is_set():
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,13 @@
 """Images that are kept with samples: each once, up to a limit, and what `actors samples` says of them."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.datasets.prepared import digest_of
+from actors.packer import sample_images
 from actors.packer.sample_images import FOLDER, SampleImages, images_of, sizes_of
 from actors.telemetry import writer
 from actors.telemetry.reporter import Reporter
@@ -55,6 +58,33 @@ def test_a_write_that_fails_is_told_and_may_be_repeated(tmp_path: Path) -> None:
         images.keep(by_digest(data))
     (tmp_path / FOLDER).unlink()
     assert images.keep(by_digest(data)) == 0
+    assert (tmp_path / FOLDER / digest_of(data)).read_bytes() == data
+
+
+@pytest.mark.parametrize("work", ["_read_sizes", "_write"])
+def test_a_file_system_that_hangs_holds_the_caller_up_for_a_moment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """As every write of the packer; what is under way is not repeated, and the image is counted once."""
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.05)
+    answers, begun, done = threading.Event(), [], getattr(sample_images, work)
+
+    def hanging(*arguments: Any) -> None:
+        begun.append(arguments)
+        assert answers.wait(60.0)
+        done(*arguments)
+
+    monkeypatch.setattr(sample_images, work, hanging)
+    data = png(8, 8)
+    images = SampleImages(tmp_path, Writer(), len(data))
+    for _ in range(3):
+        with pytest.raises(WriteError, match="has not answered"):
+            images.keep(by_digest(data))
+    assert len(begun) == 1
+    answers.set()
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 60.0)
+    assert images.keep(by_digest(data)) == 0
+    assert images.keep(by_digest(b"x")) == 1
     assert (tmp_path / FOLDER / digest_of(data)).read_bytes() == data
 
 

@@ -298,3 +298,14 @@ def test_short_rounds_are_joined(
     found = [line for line in lines(tmp_path) if isinstance(line, list)]
     assert [(line[6]["rounds"], line[6]["completions"]) for line in found] == expected
     assert sum(line[1] for line in found) == pytest.approx(rounds / 1000, rel=0.01)
+
+
+def test_no_span_of_many_is_lost(recorder: SpanRecorder, tmp_path: Path) -> None:
+    """Tens of thousands, as in minutes of a fast run, written in three parts."""
+    number = 10_000
+    for _ in range(3):
+        for step in range(number):
+            with span("forward and backward", step=step):
+                pass
+        recorder.flush()
+    assert len(lines(tmp_path)) == 3 * number + 3

@@ -1,7 +1,10 @@
 """Progress of a command: a bar on a terminal, lines elsewhere."""
 
 import io
+import signal
 import time
+
+import pytest
 
 from actors.ops.screens.task_lines import Bars, TextLines
 from actors.process.tasks import Task
@@ -65,3 +68,34 @@ def test_a_stream_that_is_gone_ends_no_work() -> None:
     bars = Bars(Gone())
     bars.told(task)
     bars.ended(task)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_ctrl_c_in_the_middle_of_a_bar_waits_for_the_bar(after: int) -> None:
+    """At its first, second or third write: the interrupt comes once the bar is whole, and the bar then goes."""
+
+    class Pressed(io.StringIO):
+        writes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            if self.writes == after:
+                signal.raise_signal(signal.SIGINT)
+            return super().write(text)
+
+    stream, task = Pressed(), made(5.0)
+    bars = Bars(stream)
+    handler = signal.getsignal(signal.SIGINT)
+
+    def work() -> None:
+        for done in (1.0, 2.0, 3.0):
+            task.done = done
+            bars.told(task)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert "read data.jsonl:" in stream.getvalue().rpartition("\r")[2]
+    bars.ended(task)
+    assert stream.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == ""
+    assert stream.getvalue().endswith("\r")
+    assert signal.getsignal(signal.SIGINT) is handler
