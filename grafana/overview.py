@@ -144,6 +144,13 @@ OVERVIEW = Dashboard(
                     (rate("grpo_packer_record_failures_total", "run"), "{{run}} record"),
                 ),
                 plot(
+                    "Images of samples left out",
+                    "Images of samples that are not kept for pages and reports, since those kept fill "
+                    "telemetry.sample_images_bytes, per second.",
+                    "cps",
+                    (rate("grpo_packer_sample_images_left_out_total", "run"), "{{run}}"),
+                ),
+                plot(
                     "Uploads to the hub",
                     "Newest step on the hub, and checkpoints that are to be pushed. Training waits for no upload; with "
                     "failures see GrpoUploadsFailing in docs/reference/operations.md.",

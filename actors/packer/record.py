@@ -22,6 +22,7 @@ from actors.ledger.replies import heartbeats_by_role
 from actors.packer.gauges import Gauges
 from actors.packer.progress import Progress, ProgressFile
 from actors.packer.results import EvalResults, evaluate, step_values
+from actors.packer.sample_images import SampleImages, images_of, sizes_of
 from actors.packer.scaling import STORED, Scaling
 from actors.packer.summary import summarise
 from actors.telemetry.clock import RunClock
@@ -92,6 +93,7 @@ class RunRecord:
         self._samples: deque[tuple[int, ScoredGroup]] = deque(maxlen=MAX_PENDING_SAMPLES)
         """Samples not written yet: step or version, and group."""
         self._next_gauges = self._next_targets = self._take_engines_at = 0.0
+        self._images = SampleImages(config.output, reporter.writer, config.telemetry.sample_images_bytes)
         self._looked_at_peers = 0
         self._engines_told = False
         """True if engines have reported tokens that are not committed yet."""
@@ -281,8 +283,16 @@ class RunRecord:
                 heard = self.clock.now(), StepReport(step=step, values={})
             if heard is None or not write("metrics.jsonl", partial(self._record_step, *heard)):
                 break
-        while self._samples and write("samples.jsonl", partial(self._reporter.report_samples, *self._samples[0])):
+        while self._samples and write("samples.jsonl", partial(self._record_samples, *self._samples[0])):
             self._samples.popleft()
+
+    def _record_samples(self, step: int, group: ScoredGroup) -> None:
+        images = images_of(group)
+        sizes = sizes_of(images)
+        # in front of the line: a line that is there is not written again
+        left_out = self._images.keep({digest: images[digest] for digest in sizes})
+        self._reporter.report_samples(step, group, sizes)
+        self._metrics.count("grpo_packer_sample_images_left_out_total", left_out)
 
     def _is_lost(self, step: int) -> bool:
         """Return whether the report of a trained step is lost for good, so that the step is recorded without.

@@ -22,7 +22,7 @@ REPLACED = (
     *("callbacks.json", "stop.json", "uploads.json", "starting.json"),
 )
 """Files replaced as a whole: each is first written as `.NAME`."""
-FOLDERS = ("checkpoints", "events", "logs", "nodes", "uploads", "tokens", "trackers")
+FOLDERS = ("checkpoints", "events", "logs", "nodes", "uploads", "tokens", "trackers", "sample_images")
 LOG = re.compile(
     r"up\.log|(node|slurm)-\d+\.log|(packer|trainer|inference|inference-pool|reward|rollout|callbacks|uploader|tracker)-\S+\.log"
 )

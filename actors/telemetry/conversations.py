@@ -9,6 +9,11 @@ MESSAGE_CHARACTERS = 400
 LABEL_CHARACTERS = 9
 """Width of the column of roles: `assistant`, the longest of the usual ones."""
 
+DIGEST_CHARACTERS = 6
+"""Characters shown of an image's digest."""
+
+Images = Mapping[str, Sequence[int]]
+"""Height and width of images in pixels, by digest."""
 Record = Mapping[str, Any]
 Message = Mapping[str, Any]
 
@@ -21,8 +26,8 @@ def conversation_lines(record: Record, num_completions: int, characters: int = M
         num_completions: trajectories shown.
         characters: most characters of a message.
     """
-    prompt = record["prompt"]
-    lines = ["  prompt", *_shown(_of_messages(prompt), characters)]
+    prompt, images = record["prompt"], record.get("images", {})
+    lines = ["  prompt", *_shown(_of_messages(prompt, images), characters)]
     for number in range(min(num_completions, len(record["messages"]))):
         lines += ["", _heading(record, number), *_shown(_of_trajectory(record, number), characters)]
     return lines
@@ -57,11 +62,11 @@ def _of_trajectory(record: Record, number: int) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of a trajectory: its rewards by name, its messages behind the prompt, what went wrong."""
     rewards = {name: values[number] for name, values in record["rewards"].items()}
     yield "rewards", ", ".join(f"{name} {'none' if value is None else f'{value:g}'}" for name, value in rewards.items())
-    messages, prompt = record["messages"][number], record["prompt"]
+    messages, prompt, images = record["messages"][number], record["prompt"], record.get("images", {})
     # an environment that drives may show each member another prompt
     has_prompt = messages[: len(prompt)] == prompt
     of_turns = {turn: reward for member, turn, reward in record["turn_rewards"] if member == number}
-    yield from _of_messages(messages[len(prompt) :] if has_prompt else messages, of_turns)
+    yield from _of_messages(messages[len(prompt) :] if has_prompt else messages, images, of_turns)
     if record["failures"] and record["failures"][number]:
         yield "failure", record["failures"][number]
     # runs of earlier builds have no info
@@ -69,16 +74,19 @@ def _of_trajectory(record: Record, number: int) -> Iterator[tuple[str, str]]:
         yield "info", ", ".join(f"{name} {value}" for name, value in info.items())
 
 
-def _of_messages(messages: Sequence[Message], rewards: Mapping[int, float] | None = None) -> Iterator[tuple[str, str]]:
+def _of_messages(
+    messages: Sequence[Message], images: Images, rewards: Mapping[int, float] | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of messages.
 
     Args:
         messages: those behind the prompt, if there are rewards.
+        images: sizes of images.
         rewards: rewards by number of the turn, shown behind the turn.
     """
     turn = 0
     for message in messages:
-        calls, content = message.get("tool_calls") or [], content_text(message.get("content"))
+        calls, content = message.get("tool_calls") or [], content_text(message.get("content"), images)
         if message.get("reasoning_content"):
             yield "thoughts", str(message["reasoning_content"])
         if content or not calls:
@@ -91,17 +99,41 @@ def _of_messages(messages: Sequence[Message], rewards: Mapping[int, float] | Non
             turn += 1
 
 
-def content_text(content: Any) -> str:
-    """Return the text of a message's content, which may be in parts; an image is `[image]`."""
+def content_text(content: Any, images: Images = {}) -> str:  # noqa: B006 - never changed
+    """Return the text of a message's content, which may be in parts; an image is `[image 64x48 ab12cd]`.
+
+    Args:
+        content: content of a message.
+        images: sizes of images; one that is not there is `[image ab12cd]`.
+    """
     if isinstance(content, list):
         return " ".join(
-            part["text"] if isinstance(part, dict) and "text" in part else f"[{_type(part)}]" for part in content
+            part["text"] if isinstance(part, dict) and "text" in part else part_words(part, images) for part in content
         )
     return "" if content is None else str(content)
 
 
-def _type(part: Any) -> str:
-    return str(part.get("type", "part")) if isinstance(part, dict) else "part"
+def part_words(part: Any, images: Images) -> str:
+    """Return words for a part without a text: its type, of an image also width, height and the start of its digest."""
+    if not isinstance(part, dict):
+        return "[part]"
+    words, digest = [str(part.get("type", "part"))], image_digest(part)
+    if digest in images:
+        height, width = images[digest]
+        words.append(f"{width}x{height}")
+    return f"[{' '.join([*words, *([digest[:DIGEST_CHARACTERS]] if digest else [])])}]"
+
+
+def image_parts(content: Any) -> list[Any]:
+    """Return the parts of a message's content that are images."""
+    return [part for part in content if image_digest(part)] if isinstance(content, list) else []
+
+
+def image_digest(part: Any) -> str:
+    """Return the digest of a part that is an image; empty for another part."""
+    if isinstance(part, dict) and part.get("type") == "image" and isinstance(part.get("digest"), str):
+        return str(part["digest"])
+    return ""
 
 
 def _called(call: Any) -> str:

@@ -294,6 +294,11 @@ SPECS = (
         "counter",
         "Writes to the run's files that failed, as on a full disk; each is tried again about every second.",
     ),
+    Spec(
+        "grpo_packer_sample_images_left_out_total",
+        "counter",
+        "Images of samples not kept, since those kept fill telemetry.sample_images_bytes.",
+    ),
     Spec("grpo_trainer_steps_total", "counter", "Steps trained."),
     Spec("grpo_trainer_tokens_total", "counter", "Loss-mask tokens trained."),
     Spec(

@@ -22,6 +22,8 @@ BLOCK_BYTES = 1 << 20
 """Bytes read at a time from the end of a file."""
 StepSink = Callable[[int, Mapping[str, float]], None]
 Line = dict[str, Any]
+Size = tuple[int, int]
+"""Height and width of an image in pixels."""
 
 
 class Reporter:
@@ -84,8 +86,14 @@ class Reporter:
             sink(step, values)
         return line
 
-    def report_samples(self, step: int, group: ScoredGroup) -> None:
-        """Append a group to samples.jsonl. A file above MAX_SAMPLES_BYTES first becomes the older file."""
+    def report_samples(self, step: int, group: ScoredGroup, images: Mapping[str, Size] | None = None) -> None:
+        """Append a group to samples.jsonl. A file above MAX_SAMPLES_BYTES first becomes the older file.
+
+        Args:
+            step: step of the group, or version that it evaluates.
+            group: the group.
+            images: height and width of its images, by digest.
+        """
         rewards = {
             name: [_plain(value) for value in values]
             for name, values in zip(group.reward_names, group.rewards_FG.tolist(), strict=True)
@@ -106,6 +114,7 @@ class Reporter:
                 "advantages": [round(value, 6) for value in group.advantages_G.tolist()],
                 "versions": sorted({version for _, version in group.policies}),
             }
+            | ({"images": images} if images else {})
             | ({"logged": group.logged_columns} if group.logged_columns else {})
             | _of_environment(group),
         )

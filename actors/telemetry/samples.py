@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.telemetry.conversations import MESSAGE_CHARACTERS, conversation_lines
+from actors.telemetry.conversations import (
+    MESSAGE_CHARACTERS,
+    Images,
+    conversation_lines,
+    image_digest,
+    part_words,
+)
 from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES, lines_from_the_end, record_of
 
 STEP = re.compile(rb'\{"step": (\d+),')
@@ -101,9 +107,21 @@ def group_text(record: dict[str, Any], num_completions: int, characters: int) ->
     return "\n".join([heading, *lines])
 
 
+def _with_words(prompt: list[dict[str, Any]], images: Images) -> list[dict[str, Any]]:
+    """Return messages with words in the place of each image."""
+    return [
+        message | {"content": [part_words(part, images) if image_digest(part) else part for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in prompt
+    ]
+
+
 def _completion_lines(record: dict[str, Any], num_completions: int) -> list[str]:
     """Return the lines for a group of single turns: the prompt, then a line for each completion."""
-    prompt = record["prompt"] if isinstance(record["prompt"], str) else json.dumps(record["prompt"], ensure_ascii=False)
+    prompt = record["prompt"]
+    if not isinstance(prompt, str):
+        prompt = json.dumps(_with_words(prompt, record.get("images", {})), ensure_ascii=False)
     lines = [f"  prompt      {prompt!r}"]
     if not isinstance(record["prompt"], str):
         lines.append(f"  completion  of a chat prompt: reward functions receive {AS_MESSAGES} for each text below")

@@ -79,6 +79,12 @@ def tokens_of(ledger: LedgerReader | None, ordinal: int, config: RunConfig) -> t
     return normed[step.ordinals.index(ordinal)], ""
 
 
+def payload_of(ledger: LedgerReader | None, ordinal: int) -> ScoredGroup | None:
+    """Return a group with the advantages that its reward actor gave; None if the ledger does not have its tokens."""
+    found = "" if ledger is None else _payloads(ledger, [ordinal])
+    return None if isinstance(found, str) else found[0]
+
+
 def life_of(ledger: LedgerReader | None, ordinal: int, config: RunConfig) -> dict[str, Any]:
     """Return a group's life as the ledger has it: the facts of its row, and an entry per event, oldest first."""
     if ledger is None:

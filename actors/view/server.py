@@ -9,6 +9,7 @@ Each question is answered in a thread, with a limit of MAX_QUESTIONS at a time. 
     /api/runs/N/groups?environment=…&text=…        a page of the list; the parameters of `query_of`
     /api/runs/N/groups/O                           a group by its ordinal
     /api/runs/N/groups/O/life
+    /api/runs/N/groups/O/images/D                  an image by its digest, as a PNG that is encoded here
     /api/runs/N/groups/O/trajectories/C            a completion
     /api/runs/N/groups/O/samples/S?start=0         tokens of a sample
     /api/runs/N/steps/K
@@ -70,6 +71,7 @@ def application(runs: Sequence[ViewedRun], token: str) -> web.Application:
             web.get("/api/runs/{run}/groups", questions.ask(_groups)),
             web.get(of_group, questions.ask(_group)),
             web.get(f"{of_group}/life", questions.ask(_life)),
+            web.get(f"{of_group}/images/{{digest}}", questions.ask(_picture, kind="image/png")),
             web.get(f"{of_group}/trajectories/{{completion}}", questions.ask(_trajectory)),
             web.get(f"{of_group}/samples/{{sample}}", questions.ask(_tokens)),
             web.get("/api/runs/{run}/steps/{step}", questions.ask(_step)),
@@ -102,12 +104,18 @@ class _Questions:
         body, kind = self._files[name]
         return web.Response(body=body, content_type=kind, charset="utf-8")
 
-    def ask(self, question: Callable[[Sequence[ViewedRun], web.Request], Answer], file: str = "") -> Any:
+    def ask(
+        self,
+        question: Callable[[Sequence[ViewedRun], web.Request], Answer],
+        file: str = "",
+        kind: str = "application/json",
+    ) -> Any:
         """Return the handler of a question, which is answered in a thread.
 
         Args:
             question: the question.
             file: name under which a browser saves the answer, with `{step}`; empty: the answer is for a page.
+            kind: content type of the answer; an answer of another type than JSON is bytes.
         """
 
         async def handler(request: web.Request) -> web.Response:
@@ -115,7 +123,7 @@ class _Questions:
                 work = question(self._runs, request)
                 future = asyncio.wrap_future(self._workers.submit(partial(_encoded, work)))
                 body = await asyncio.wait_for(future, ANSWER_SECONDS)
-                response = web.Response(body=body, content_type="application/json")
+                response = web.Response(body=body, content_type=kind)
                 if file:
                     name = file.format(step=_place(request, "step"))
                     response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
@@ -138,8 +146,11 @@ class _Questions:
 
 
 def _encoded(work: Answer) -> bytes:
+    value = work()
+    if isinstance(value, bytes):
+        return value
     # ASCII: half a surrogate pair of a model's answer stays an escape, which UTF-8 could not hold
-    return json.dumps(_plain(work()), allow_nan=False, separators=(",", ":")).encode()
+    return json.dumps(_plain(value), allow_nan=False, separators=(",", ":")).encode()
 
 
 def _answer(value: Any, status: int) -> web.Response:
@@ -185,6 +196,10 @@ def _group(runs: Sequence[ViewedRun], request: web.Request) -> Answer:
 
 def _life(runs: Sequence[ViewedRun], request: web.Request) -> Answer:
     return partial(_run(runs, request).life, _place(request, "ordinal"))
+
+
+def _picture(runs: Sequence[ViewedRun], request: web.Request) -> Answer:
+    return partial(_run(runs, request).picture, _place(request, "ordinal"), request.match_info["digest"])
 
 
 def _trajectory(runs: Sequence[ViewedRun], request: web.Request) -> Answer:

@@ -12,7 +12,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from actors.ops.images import can_show, is_kept, kept_image, picture
 from actors.ops.trace.window import index_of
+from actors.packer.sample_images import images_of, sizes_of
 from actors.process.durations import seconds_in_words
 from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES
 from actors.view import recorded
@@ -33,6 +35,8 @@ FIRST_PIECES = 2
 """Pieces of work on the catalogue before the first page: the newest lines, and rows of the ledger."""
 SIDE_BY_SIDE_CHARACTERS = 6000
 """Characters of a text on the page of a group; the page of a trajectory has all of them."""
+PICTURE_SIDE = 1024
+"""Most pixels of a side of a picture."""
 
 
 class MissingError(Exception):
@@ -195,7 +199,8 @@ class ViewedRun:
         with recorded.opened(self.config) as ledger:
             payload, words = recorded.tokens_of(ledger, ordinal, self.config)
         samples = [] if payload is None else samples_of(payload, completion)
-        shared = {name: group[name] for name in ("ordinal", "step", "purpose", "environment", "columns", "versions")}
+        names = ("ordinal", "step", "purpose", "environment", "columns", "versions", "images")
+        shared = {name: group[name] for name in names}
         return shared | {
             "prompt": conversation(group["prompt"]),
             "completions": len(group["completions"]),
@@ -224,8 +229,29 @@ class ViewedRun:
         values = trainer_values(self.config, payload, sample, place, chosen)
         return rows | values | {"tokenizer": reason, "words": words}
 
+    def picture(self, ordinal: int, digest: str) -> bytes:
+        """Return the picture of an image of a group, a PNG.
+
+        Raises:
+            MissingError: there is no such image, or no picture can be made of it.
+        """
+        data = kept_image(self.config.output, digest)
+        if data is None:
+            with recorded.opened(self.config) as ledger:
+                payload = recorded.payload_of(ledger, ordinal)
+            data = None if payload is None else images_of(payload).get(digest)
+        if data is None or not can_show():
+            raise MissingError(f"group {ordinal}: there is no image with this digest, or Pillow is not installed")
+        try:
+            return picture(data, PICTURE_SIDE)
+        except ValueError as error:
+            raise MissingError(f"image {digest} {error}") from error
+
     def _group(self, ordinal: int) -> Value:
-        """Return a group from the ledger if it has the payload, else from samples.jsonl."""
+        """Return a group from the ledger if it has the payload, else from samples.jsonl.
+
+        `images` has height and width of the images of which there are pictures, by digest.
+        """
         with recorded.opened(self.config) as ledger:
             payload, words = recorded.tokens_of(ledger, ordinal, self.config)
             row = None if ledger is None else ledger.group(ordinal)
@@ -233,11 +259,14 @@ class ViewedRun:
             version = None if row is None or row.policy is None else row.policy.version
             step = None if row is None else row.step if row.step is not None else version
             state = None if row is None else str(row.state)
-            return of_payload(payload, step) | {"state": state, "words": words}
+            images = sizes_of(images_of(payload)) if can_show() else {}
+            return of_payload(payload, step) | {"state": state, "words": words, "images": images}
         line = self._line(ordinal)
         if line is None:
             raise MissingError(f"group {ordinal}: samples.jsonl has no such group, and {words}")
-        return of_line(line) | {"state": None if row is None else str(row.state), "words": words}
+        sizes = line.get("images", {}) if can_show() else {}
+        images = {digest: size for digest, size in sizes.items() if is_kept(self.config.output, digest)}
+        return of_line(line) | {"state": None if row is None else str(row.state), "words": words, "images": images}
 
     def _line(self, ordinal: int) -> dict[str, Any] | None:
         query = "SELECT start, length, digest FROM groups WHERE ordinal = ? AND source = 'line'"

@@ -159,6 +159,9 @@ class TelemetryConfig(Section):
     in `output_dir/metrics_targets.json`."""
     sample_groups_per_step: Free[int] = Field(1, ge=0)
     """Groups per step written to `output_dir/samples.jsonl`. 0: none, also of evaluations."""
+    sample_images_bytes: Free[int] = Field(256 << 20, ge=0)
+    """Bytes of the images of these groups kept in `output_dir/sample_images`, for pages and reports. Images for which
+    there is no room are left out and counted. 0: none are kept."""
     token_details: Free[int] = Field(0, ge=0)
     """Groups per step whose values per token (logprobs of engine and trainer, ratio, advantage, entropy, loss, rules
     that mask or clip) the trainer writes to `output_dir/tokens`: the first ones of the step, as in samples.jsonl. 0:

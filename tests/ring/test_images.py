@@ -114,7 +114,11 @@ def test_a_run_with_images_agrees_with_its_engine_and_is_replayed_to_the_bit(
     told = replayed(config, 3)
     # one process sums in another order than two ranks with shards
     assert told.count("same bits") == 3 or config.trainer.num_ranks > 1
-    prompts = [json.loads(line)["prompt"] for line in (config.output / "samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (config.output / "samples.jsonl").read_text().splitlines()]
+    prompts = [line["prompt"] for line in samples]
+    shown = {part["digest"] for prompt in prompts for part in prompt[0]["content"] if part["type"] == "image"}
+    assert {digest for line in samples for digest in line.get("images", {})} == shown
+    assert {path.name for path in (config.output / "sample_images").iterdir()} == shown
     kinds = {part["type"] for prompt in prompts for part in prompt[0]["content"]}
     assert kinds == {"image", "text"}
 

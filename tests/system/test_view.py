@@ -18,10 +18,14 @@ from pathlib import Path
 
 import pytest
 
+from actors.datasets.prepared import digest_of
+from actors.packer.sample_images import FOLDER
 from actors.telemetry import writer
 from tests.actors.ops.trace.timelines import ten_steps, write_spans
 from tests.actors.view.one_token import loss_by_hand, short_quickstart
 from tests.actors.view.runs import MadeGroup, MadeRun, made_config, record_values
+from tests.actors.view.test_pictures import shown as shown_images
+from tests.images import png
 from tests.system.chromium import Page, browser
 from tests.system.tools import missing, tool
 from tests.trace_format import problems_of
@@ -165,6 +169,41 @@ async def opened(page: Page, address: str, name: str) -> None:
         await page.until("!!document.querySelector('#timeline .timeline, #timeline .words')")
     if name in ("groups", "search"):
         await page.until("document.querySelectorAll('.row').length > 3")
+
+
+@pytest.mark.usefixtures("patience")
+async def test_images_of_a_prompt_are_shown_between_its_texts(tmp_path: Path, program: str, axe: str) -> None:
+    """On the pages of group and trajectory, dark and light, no wider than the window; a lost one is told in words."""
+    run = MadeRun(made_config(tmp_path / "alpha", "alpha"))
+    small, wide, lost = png(48, 64), png(200, 1600, seed=1), png(8, 8, seed=2)
+    run.add_step(groups=[shown_images(small, wide, lost)])
+    run.add_step()
+    run.compact(1)
+    (run.config.output / FOLDER / digest_of(lost)).unlink()
+    with viewing(tmp_path, run) as address:
+        async with browser(program) as page:
+            for width, dark in ((WIDE, False), (WIDE, True), (NARROW, False)):
+                await page.size(width, 900, dark)
+                for name in ("?page=group&run=0&group=0", "?page=trajectory&run=0&group=0&completion=1"):
+                    await page.open(address + name)
+                    await page.until(
+                        "[...document.images].every((one) => (one.scrollIntoView(), one.complete && one.naturalWidth))"
+                    )
+                    drawn = "[...document.images].map((one) => [one.naturalWidth, one.naturalHeight, one.alt])"
+                    assert await page.value(drawn) == [
+                        [64, 48, f"image 64x48 {digest_of(small)[:6]}"],
+                        [1024, 128, f"image 1600x200 {digest_of(wide)[:6]}"],
+                    ]
+                    parts = "[...document.querySelector('.message').children].map((one) => one.tagName)"
+                    assert await page.value(parts) == ["DIV", "PRE", "IMG", "IMG", "PRE"]
+                    assert (await page.texts(".message pre"))[1].startswith(f"[image {digest_of(lost)}] this square")
+                    assert await page.value("document.documentElement.scrollWidth") <= width
+                    assert (page.errors, await page.unnamed(), await page.findings(axe)) == ([], [], [])
+                    await picture(page, f"images-{name[6]}-{width}{'-dark' if dark else ''}")
+            (run.config.output / FOLDER / digest_of(wide)).write_bytes(small)
+            await page.open(f"{address}?page=group&run=0&group=0")
+            await page.until(f"document.querySelector('.message').innerText.includes('[image {digest_of(wide)}]')")
+    run.close()
 
 
 @pytest.mark.usefixtures("patience")

@@ -1,6 +1,8 @@
 """The command `actors report`: a run's files to the page and the pictures."""
 
-from collections.abc import Iterator, Mapping
+import base64
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,14 +10,16 @@ from typing import Any
 import yaml
 
 from actors.ops.compare.figures import figures_of
+from actors.ops.images import can_show, kept_image, picture
 from actors.ops.previous_run import read_left
 from actors.ops.report.curves import CURVES
 from actors.ops.report.page import Content, page
-from actors.ops.report.picks import picked
+from actors.ops.report.picks import Pick, picked
 from actors.ops.report.pictures import can_draw, draw
 from actors.ops.screens.diagnostics import dealt_with
 from actors.ops.screens.limits import limits
 from actors.ops.screens.result import result
+from actors.telemetry.conversations import image_digest, image_parts
 from actors.telemetry.reporter import OLDER_SAMPLES, SAMPLES, replace
 from actors.telemetry.tail import Tail
 from actors.telemetry.totals import is_number
@@ -24,6 +28,10 @@ from schemas.errors import ConfigError
 
 REPORT = "report.html"
 """Name of the file in output_dir where no other is given."""
+IMAGE_SIDE = 256
+"""Most pixels of a side of an image of a prompt."""
+MAX_IMAGES_CHARACTERS = 8 << 20
+"""Characters of all images in a page."""
 NO_MATPLOTLIB = "needs matplotlib; install grpo-actors[plots]"
 
 
@@ -74,10 +82,11 @@ def write_report(
 def content_of(config: RunConfig, num_picks: int, price: float | None) -> Content:
     """Return the content of a report from the run's files. Arguments: as `write_report`."""
     summary, progress = read_left(config, "summary.json"), read_left(config, "progress.json")
+    picks = picked(_groups(config.output), num_picks)
     return Content(
         figures_of(config.output),
         columns_of(config.output),
-        picked(_groups(config.output), num_picks),
+        picks,
         yaml.safe_dump(changed_keys(config), sort_keys=False, allow_unicode=True),
         dump_config(config),
         result(summary) if summary else (),
@@ -85,7 +94,31 @@ def content_of(config: RunConfig, num_picks: int, price: float | None) -> Conten
         dealt_with(progress) if progress else (),
         summary,
         price,
+        image_urls(config.output, [pick for chosen in picks.values() for pick in chosen]),
     )
+
+
+def image_urls(output: Path, picks: Sequence[Pick]) -> dict[str, str]:
+    """Return pictures of the images that completions show, as data URLs by digest.
+
+    Images that were not kept with the samples are left out, and those that would make the page larger than
+    MAX_IMAGES_CHARACTERS in all places where they stand.
+    """
+    if not can_show():
+        return {}
+    parts = (part for pick in picks for message in pick.messages for part in image_parts(message.get("content")))
+    urls, room = {}, MAX_IMAGES_CHARACTERS
+    for digest, places in Counter(map(image_digest, parts)).items():
+        data = kept_image(output, digest)
+        try:
+            made = b"" if data is None else picture(data, IMAGE_SIDE)
+        except ValueError:
+            continue  # no picture can be made of it; the text has its words
+        url = f"data:image/png;base64,{base64.b64encode(made).decode()}"
+        if made and places * len(url) <= room:
+            urls[digest] = url
+            room -= places * len(url)
+    return urls
 
 
 def changed_keys(config: RunConfig) -> Any:

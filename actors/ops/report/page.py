@@ -14,7 +14,7 @@ from actors.ops.compare.figures import Figures
 from actors.ops.report.curves import Curve, curves_of
 from actors.ops.report.picks import Pick
 from actors.ops.report.svg import curve
-from actors.telemetry.conversations import content_text, cut
+from actors.telemetry.conversations import content_text, cut, image_digest, image_parts, part_words
 
 LONGEST_TEXT = 20_000
 """Most characters of a text; a longer one loses its middle."""
@@ -33,9 +33,10 @@ svg{width:100%;height:auto;font-size:11px}svg text{fill:var(--soft)}svg .title{f
 .grid{stroke:var(--line)}.curve{fill:none;stroke:var(--mark);stroke-width:1.6}circle{fill:var(--mark)}
 pre{white-space:pre-wrap;background:var(--box);padding:.5rem;margin:.2rem 0 .6rem;max-height:24rem;overflow:auto;
 unicode-bidi:isolate}
+img{max-width:100%;height:auto;border:1px solid var(--line);margin-right:.5rem}
 .pick{border-left:3px solid var(--line);padding-left:.8rem;margin:1rem 0}
 """
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Rules for the browser: no script and nothing from elsewhere, whatever a text holds."""
 
 
@@ -54,6 +55,7 @@ class Content:
         troubles: what went wrong and was dealt with, in words.
         summary: values of summary.json; empty while the run is under way.
         price: price of an hour of the run; None: not given.
+        images: pictures of images as data URLs, by digest.
     """
 
     figures: Figures
@@ -66,6 +68,7 @@ class Content:
     troubles: Sequence[str] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     price: float | None = None
+    images: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def curves(self) -> list[Curve]:
@@ -95,7 +98,7 @@ def page(content: Content) -> str:
         *_section("Evaluations", _evaluations(figures)),
         *_section("What limited the run", map(_paragraph, [*content.limit, *content.troubles])),
         *_section("Costs", [_table(costs(content))]),
-        *(part for words, picks in content.picks.items() for part in _section(f"Completions, {words}", _picks(picks))),
+        *_completions(content),
         *_section("Configuration", _configuration(content)),
         "</body></html>",
     ]
@@ -155,7 +158,12 @@ def _evaluations(figures: Figures) -> Iterator[str]:
         yield _table(rows, ("version", one.measure))
 
 
-def _picks(picks: Sequence[Pick]) -> Iterator[str]:
+def _completions(content: Content) -> Iterator[str]:
+    for words, picks in content.picks.items():
+        yield from _section(f"Completions, {words}", _picks(picks, content.images))
+
+
+def _picks(picks: Sequence[Pick], images: Mapping[str, str]) -> Iterator[str]:
     for pick in picks:
         group, number = pick.group, pick.number
         rewards = ", ".join(f"{name} {_value(values[number])}" for name, values in group.get("rewards", {}).items())
@@ -165,22 +173,20 @@ def _picks(picks: Sequence[Pick]) -> Iterator[str]:
             f"advantage {_value(group['advantages'][number])}",
             str(group["stop_conditions"][number]),
         ]
-        yield f'<div class="pick"><p class="soft">{shown("; ".join(facts))}</p>{"".join(_messages(pick))}</div>'
+        yield f'<div class="pick"><p class="soft">{shown("; ".join(facts))}</p>{"".join(_messages(pick, images))}</div>'
 
 
-def _messages(pick: Pick) -> Iterator[str]:
-    """Yield the prompt and the completion, or all messages of a conversation, each with its role."""
-    group, number = pick.group, pick.number
-    if "messages" in group:
-        messages = list(group["messages"][number])
-    else:
-        prompt = group["prompt"]
-        messages = [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        messages.append({"role": "completion", "content": group["completions"][number]})
-    for message in messages:
-        calls = message.get("tool_calls")
-        texts = [content_text(message.get("content")), *([str(calls)] if calls else [])]
+def _messages(pick: Pick, images: Mapping[str, str]) -> Iterator[str]:
+    """Yield the messages of a completion, each with its role and its pictures; the text says where these stand."""
+    sizes = pick.group.get("images", {})
+    for message in pick.messages:
+        calls, content = message.get("tool_calls"), message.get("content")
+        texts = [content_text(content, sizes), *([str(calls)] if calls else [])]
         yield f"<div>{shown(message.get('role', ''))}</div>"
+        for part in image_parts(content):
+            if (url := images.get(image_digest(part))) is not None:
+                words = shown(part_words(part, sizes))
+                yield f'<img src="{escape(url, quote=True)}" alt="{words}" title="{words}">'
         joined = "\n".join(map(str, texts))
         yield f'<pre dir="auto">{shown(joined)}</pre>'
 

@@ -27,6 +27,15 @@ class Pick:
         value = self.group["reward"][self.number]
         return float(value) if is_number(value) else None
 
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """Prompt and completion, or all messages of a conversation."""
+        if "messages" in self.group:
+            return list(self.group["messages"][self.number])
+        prompt = self.group["prompt"]
+        messages = [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        return [*messages, {"role": "completion", "content": self.group["completions"][self.number]}]
+
 
 def picked(groups: Iterable[Mapping[str, Any]], number: int, seed: int = 0) -> dict[str, list[Pick]]:
     """Return completions by the words of their choice: of each group the best and the worst count, and all by chance.

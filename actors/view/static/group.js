@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { address, badge, facts, h, shown, table, written } from "./dom.js";
-import { conversation } from "./messages.js";
+import { conversation, imagesOf } from "./messages.js";
 
 export const title = "Group";
 
@@ -36,7 +36,7 @@ function completions(group, run, params, app) {
   const largest = Math.max(1e-9, ...group.completions.map((one) => Math.abs(one.advantage ?? 0)));
   const columns = Object.entries(group.columns ?? {});
   return [
-    h("section", {}, h("h2", {}, "Prompt"), conversation(group.prompt),
+    h("section", {}, h("h2", {}, "Prompt"), conversation(group.prompt, imagesOf(run, group)),
       columns.length ? h("details", {}, h("summary", {}, "Columns of the example"),
         facts(columns.map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]))) : ""),
     group.words ? h("p", { class: "words" }, group.words) : "",
@@ -59,7 +59,7 @@ function completion(one, group, run, largest) {
       ["tool calls", one.tool_calls ? `${one.tool_calls}${one.tool_failures ? `, ${one.tool_failures} failed` : ""}` : null]]),
     rewards.length ? table(["function", "value"], rewards.map(([name, value]) => [name, shown(value, 4)]), { label: "rewards by function" }) : "",
     one.failure ? h("p", { class: "bad" }, one.failure) : "",
-    "messages" in one ? conversation(one.messages, one.turn_rewards) : written(one.text),
+    "messages" in one ? conversation(one.messages, imagesOf(run, group), one.turn_rewards) : written(one.text),
     one.cut ? h("p", {}, h("a", { href }, "the whole text")) : "");
 }
 

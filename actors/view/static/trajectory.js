@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { address, badge, counted, facts, h, part, plain, shown, table, visible } from "./dom.js";
-import { conversation } from "./messages.js";
+import { conversation, imagesOf } from "./messages.js";
 
 const COLOURS = {
   logprob: "the engine's logprob", advantage: "advantage", version: "version", loss: "in the loss or not",
@@ -31,8 +31,8 @@ export async function render(params, app) {
       h("span", { class: "pager" },
         completion > 0 ? h("a", { href: to(completion - 1), rel: "prev", id: "before" }, "← previous") : "",
         completion + 1 < one.completions ? h("a", { href: to(completion + 1), rel: "next", id: "after" }, "next →") : "")),
-    h("div", { class: "two" }, h("section", {}, h("h2", {}, "Messages"), conversation(one.prompt),
-      conversation(one.completion.messages, one.completion.turn_rewards)), about(one)),
+    h("div", { class: "two" }, h("section", {}, h("h2", {}, "Messages"), conversation(one.prompt, imagesOf(run, one)),
+      conversation(one.completion.messages, imagesOf(run, one), one.completion.turn_rewards)), about(one)),
     tokens);
   return { page, keys: { "[": () => page.querySelector("#before")?.click(), "]": () => page.querySelector("#after")?.click() } };
 }

@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -298,33 +298,3 @@ def test_short_rounds_are_joined(
     found = [line for line in lines(tmp_path) if isinstance(line, list)]
     assert [(line[6]["rounds"], line[6]["completions"]) for line in found] == expected
     assert sum(line[1] for line in found) == pytest.approx(rounds / 1000, rel=0.01)
-
-
-def _cpu_seconds(work: Callable[[], None]) -> float:
-    """CPU seconds of this thread: what others do on the machine does not count."""
-    started = time.thread_time()
-    work()
-    return time.thread_time() - started
-
-
-def test_a_span_costs_microseconds(
-    recorder: SpanRecorder, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    """Recording and writing together. The quickstart has some 150 in a step of 200 ms: 1 % is 13 µs each."""
-    number = 10_000
-
-    def make() -> None:
-        for step in range(number):
-            with span("forward and backward", step=step):
-                pass
-
-    best = [
-        min(costs)
-        for costs in zip(*((_cpu_seconds(make), _cpu_seconds(recorder.flush)) for _ in range(3)), strict=True)
-    ]
-    making, writing = (seconds / number * 1e6 for seconds in best)
-    record_property(
-        "figure", f"a span takes {making:.1f} µs where it is made and {writing:.1f} µs of the writing thread"
-    )
-    assert len(lines(tmp_path)) == 3 * number + 3
-    assert making + writing < 40.0

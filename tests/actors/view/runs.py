@@ -17,12 +17,14 @@ from actors.ledger import Store
 from actors.ledger.rows import AttemptOutcome, Changes, ExampleRef, Group, GroupState, Step
 from actors.ledger.witness import START, next_chain
 from actors.packer.results import step_values
+from actors.packer.sample_images import SampleImages, images_of, sizes_of
+from actors.telemetry.conversations import content_text
 from actors.telemetry.reporter import Reporter, replace
 from bus import codec
 from schemas.config import RunConfig
 from schemas.config.load import check_tree
 from schemas.config.resolved import write_resolved
-from schemas.messages import NO_POLICY, DroppedOrdinal, PolicyVersion, ScoredGroup
+from schemas.messages import NO_POLICY, DroppedOrdinal, ImagePlace, PolicyVersion, ScoredGroup
 
 NAMES = ("Ada", "Boris", "Chen", "Dana", "Emil", "Fatou", "Grete", "Hiro")
 THINGS = ("apples", "books", "coins", "stamps", "marbles", "tickets", "pears", "cards")
@@ -105,6 +107,7 @@ class MadeGroup:
     environment: str = "sums"
     transcripts: list[tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
+    images: list[bytes] = field(default_factory=list)
 
 
 def sums(ordinal: int, step: int, size: int) -> MadeGroup:
@@ -140,7 +143,7 @@ def message(ordinal: int, made: MadeGroup, version: int, run: str = "run") -> Sc
     """The group as a reward actor sends it; a trajectory's tool result is of the environment."""
     encode = tokenizer().encode
     size = len(made.texts)
-    prompt_ids = encode(made.prompt if isinstance(made.prompt, str) else made.prompt[-1]["content"]).ids
+    prompt_ids = encode(made.prompt if isinstance(made.prompt, str) else content_text(made.prompt[-1]["content"])).ids
     tokens: list[int] = []
     segments: list[list[int]] = []
     offsets = [0]
@@ -171,6 +174,8 @@ def message(ordinal: int, made: MadeGroup, version: int, run: str = "run") -> Sc
         example_key=f"key{ordinal}",
         prompt=made.prompt,
         columns={"answer": "42", "level": 3},
+        images=made.images,
+        image_places=[ImagePlace(image=n, start=n, length=1) for n in range(len(made.images))],
         completions=made.texts,
         transcripts=[json.dumps(list(one)) for one in made.transcripts],
         stop_conditions=made.stops or ["stop"] * size,
@@ -211,6 +216,7 @@ class MadeRun:
         tokenizer().save(str(config.output / "model" / "tokenizer.json"))
         self.store = Store(config.ledger_path)
         self.reporter = Reporter(config.output)
+        self.images = SampleImages(config.output, self.reporter.writer, config.telemetry.sample_images_bytes)
         self._next, self._arrivals, self.last, self._chain = 0, 0, 0, START
         self._evals = 0
 
@@ -245,7 +251,9 @@ class MadeRun:
         self.store.commit(changed, dict(zip(ordinals, zip(digests, frames, strict=True), strict=True)))
         self.reporter.report_step(step, step_values(step, messages) | self._trainers_values(step), "digest" + str(step))
         for one in messages[:sampled]:
-            self.reporter.report_samples(step, one)
+            images = images_of(one)
+            self.images.keep(images)
+            self.reporter.report_samples(step, one, sizes_of(images))
         return messages
 
     def add_issued(self, failures: int = 0) -> int:

@@ -1,5 +1,7 @@
 """The page about a run: complete, alone in one file, and with hostile texts shown as texts."""
 
+import base64
+import io
 import json
 import re
 import sys
@@ -11,18 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from PIL import Image
 
 from actors.cli import main
+from actors.datasets.prepared import digest_of
 from actors.ops.compare.figures import Evaluated
 from actors.ops.compare.picture import MEAN_OF
+from actors.ops.report import command
 from actors.ops.report.command import changed_keys, content_of
 from actors.ops.report.curves import curves_of
 from actors.ops.report.page import LONGEST_TEXT, shown
 from actors.ops.report.picks import picked
 from actors.ops.report.pictures import draw
 from actors.ops.report.svg import POINTS, curve, thinned
+from actors.packer.sample_images import FOLDER, sizes_of
 from schemas.config import load_config
 from tests.actors.ops.compare.test_compare import EVALS, leave_run
+from tests.images import png
 from tests.ring.harness import ring_config
 
 ALLOWED = {
@@ -117,6 +124,64 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert "@import" not in text
     policy = next(attributes for tag, attributes in page.found if "http-equiv" in attributes)
     assert str(policy["content"]).startswith("default-src 'none'")
+
+
+def with_images(output: Path, *files: bytes, num_groups: int = 1) -> Path:
+    """Keep these images with samples of a run whose prompts show all of them; return the run's folder."""
+    digests = [digest_of(data) for data in files]
+    (output / FOLDER).mkdir()
+    for digest, data in zip(digests, files, strict=True):
+        (output / FOLDER / digest).write_bytes(data)
+    parts = [{"type": "image", "digest": digest} for digest in digests]
+    prompt = [{"role": "user", "content": [*parts, {"type": "text", "text": "Which?"}]}]
+    images = sizes_of(dict(zip(digests, files, strict=True)))
+    groups = [group(n, ["a"], [1.0], prompt=prompt, images=images) for n in range(1, num_groups + 1)]
+    return with_samples(output, groups)
+
+
+def sources(text: str) -> list[tuple[str | None, str | None]]:
+    """Words and addresses of the images of a page."""
+    return [(each.get("alt"), each.get("src")) for tag, each in Elements(text).found if tag == "img"]
+
+
+def test_images_of_prompts_are_in_the_page_itself(tmp_path: Path) -> None:
+    """As PNG files that are encoded for the page; the text says the same words where the image stands."""
+    small, large = png(48, 64), png(600, 300, seed=1)
+    text = report(with_images(leave_run(tmp_path), small, large))
+    words = [f"[image 64x48 {digest_of(small)[:6]}]", f"[image 300x600 {digest_of(large)[:6]}]"]
+    found = sources(text)
+    # the only completion is the best, the worst, and one by chance
+    assert [alt for alt, _ in found] == words * 3
+    sizes = []
+    for _, source in found[:2]:
+        head, _, data = str(source).partition(",")
+        assert head == "data:image/png;base64"
+        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+            sizes.append(image.size)
+    assert sizes == [(64, 48), (128, 256)]
+    assert f"{words[0]} {words[1]} Which?" in Elements(text).text
+    assert "img-src data:" in text
+
+
+def test_a_report_without_an_image_has_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file that is lost, one that is no image, an image beyond the page's limit, or without Pillow."""
+    image, script, lost = png(48, 64), b"<svg onload=alert(1)>", png(8, 8)
+    output = with_images(leave_run(tmp_path), image, script, lost, num_groups=3)
+    (output / FOLDER / digest_of(lost)).unlink()
+    text = report(output)
+    assert {alt for alt, _ in sources(text)} == {f"[image 64x48 {digest_of(image)[:6]}]"}
+    length = len(str(sources(text)[0][1]))
+    assert len(sources(text)) == 9
+    for limit, number in ((9 * length, 9), (9 * length - 1, 0)):
+        monkeypatch.setattr(command, "MAX_IMAGES_CHARACTERS", limit)
+        text = report(output)
+        assert len(sources(text)) == number
+    monkeypatch.undo()
+    monkeypatch.setattr(command, "can_show", lambda: False)
+    text = report(output)
+    assert sources(text) == []
+    for words in ("64x48 " + digest_of(image)[:6], digest_of(script)[:6], "8x8 " + digest_of(lost)[:6]):
+        assert f"[image {words}]" in Elements(text).text
 
 
 @pytest.mark.parametrize("place", ["completion", "prompt", "messages", "names"])
