@@ -189,6 +189,19 @@ def _differences(group: RolloutGroup, number: int, again: RolloutGroup, other: i
         tokens, others = (one.token_ids[low:high] for one, (low, high) in zip((group, again), rows, strict=True))
         if tokens.tolist() != others.tolist():
             yield "tokens: other ones than in the record, with the same number of turns"
+        elif _digests(group, number) != _digests(again, other):
+            yield "images: other ones than in the record, with the same tokens"
+
+
+def _digests(group: RolloutGroup, number: int) -> list[str]:
+    """Return the digests of the images that a completion shows, in the order of tokens."""
+    from actors.datasets.prepared import digest_of
+
+    prompts = dict.fromkeys(group.sample_prompts[group.sample_completions == number].tolist())
+    parts = [group.prompt_offsets[prompt : prompt + 2].tolist() for prompt in prompts]
+    parts.append((len(group.prompt_ids) + group.completion_offsets[number : number + 2]).tolist())
+    shown = [place for low, high in parts for place in group.image_places if low <= place.start < high]
+    return [digest_of(group.images[place.image]) for place in shown]
 
 
 def _results(group: RolloutGroup, number: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig, dump_config
+from schemas.config.environments import PythonConfig
 from tests import models
 from tests.marks import first_of
 from tests.ring.harness import (
@@ -63,6 +64,16 @@ def turns_with_images(config: RunConfig) -> list[int]:
     ]
 
 
+def trajectories_replayed(config: RunConfig) -> str:
+    """What `actors replay` says of the newest group."""
+    (config.output / "config.resolved.yaml").write_text(dump_config(config), encoding="utf-8")
+    newest = max(record["ordinal"] for record in read_lines(config.output / "samples.jsonl"))
+    command = [sys.executable, "-m", "actors", "replay", str(config.output), "--trajectory", str(newest)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "played again without a model" in done.stdout, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("family", first_of(["qwen3_vl", "qwen2_5_vl"]))
 def test_images_of_later_turns_are_trained_as_sampled_also_after_a_kill(tmp_path: Path, family: str) -> None:
     """Engine and trainer agree at each step, steps are replayed to the bit, and trajectories call by call."""
@@ -82,12 +93,12 @@ def test_images_of_later_turns_are_trained_as_sampled_also_after_a_kill(tmp_path
     assert all(step["mismatch_max"] < 1e-4 for step in steps)
     # one in turn 2, one twice in turn 3, and one twice behind the last answer
     assert max(turns_with_images(config)) == 5
-    (config.output / "config.resolved.yaml").write_text(dump_config(config), encoding="utf-8")
     assert replayed(config, 3).count("same bits") == 3
-    newest = max(record["ordinal"] for record in read_lines(config.output / "samples.jsonl"))
-    command = [sys.executable, "-m", "actors", "replay", str(config.output), "--trajectory", str(newest)]
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stdout + again.stderr
+    assert "DIFFERENT" not in (told := trajectories_replayed(config)), told
+    [one] = config.environments
+    assert isinstance(one, PythonConfig)
+    one.options["shade"] = 1
+    assert "images: other ones than in the record, with the same tokens" in trajectories_replayed(config)
 
 
 def test_a_hostile_image_ends_its_trajectory_in_words_and_costs_no_other(tmp_path: Path) -> None:

@@ -265,12 +265,13 @@ class Draws:
     Args:
         folder: folder of image files.
         hostile: show a file that is no image to every other episode.
+        shade: difference of all pixels.
     """
 
     number = 0
 
-    def __init__(self, folder: str, hostile: bool = False) -> None:
-        self._folder, self._hostile = Path(folder), hostile
+    def __init__(self, folder: str, hostile: bool = False, shade: int = 0) -> None:
+        self._folder, self._hostile, self._shade = Path(folder), hostile, shade
 
     def reset(self, seed: int, **row: object) -> str:
         """Ask for letters."""
@@ -283,7 +284,7 @@ class Draws:
         """Draw: of as many rows as the answer has letters."""
         self.turns += 1
         reward = sum(letter < "m" for letter in answer) / max(1, len(answer))
-        drawn = picture(8 * (1 + len(answer) % 3), 8 + 8 * self.turns, sum(map(ord, answer)) % 256)
+        drawn = picture(8 * (1 + len(answer) % 3), 8 + 8 * self.turns, self._shade + sum(map(ord, answer)))
         if self.turns == 1:
             data = b"GIF89a" if self._breaks else drawn
             return {"role": "user", "content": [{"type": "image", "bytes": data}, text("go")]}, reward, False

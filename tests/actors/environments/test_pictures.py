@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,13 @@ def test_paths_become_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Relative ones are of the working directory; all else stays as it is."""
     (tmp_path / "a.png").write_bytes(b"abc")
     monkeypatch.chdir(tmp_path)
-    kept = [{"role": "user", "content": "a.png"}, {"role": "user", "content": [{"type": "text", "text": "a.png"}]}]
-    shown = [{"role": "user", "content": [{"type": "image", "path": path}]} for path in ("a.png", f"{tmp_path}/a.png")]
+    kept: list[dict[str, Any]] = [
+        {"role": "user", "content": "a.png"},
+        {"role": "user", "content": [{"type": "text", "text": "a.png"}]},
+    ]
+    shown: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "image", "path": path}]} for path in ("a.png", f"{tmp_path}/a.png")
+    ]
     assert with_files([*kept, *shown]) == [
         *kept,
         *[{"role": "user", "content": [{"type": "image", "bytes": b"abc"}]}] * 2,

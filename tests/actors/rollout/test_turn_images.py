@@ -100,10 +100,10 @@ class Episode:
     """An environment that shows these messages in turn."""
 
     is_driving = is_abandoned = False
-    turn_rewards: Sequence[tuple[int, float]] = ()
 
     def __init__(self, *shown: Message) -> None:
         self._left = list(shown)
+        self.turn_rewards: list[tuple[int, float]] = []
 
     def _turn(self) -> dict[str, Any]:
         messages = [self._left.pop(0)]
