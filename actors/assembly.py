@@ -80,10 +80,10 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
             slots *= max([config.rollout.group_size, *evaluated])
         return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
-    engines, player = EngineChoice(config, metrics, client), None
+    engines, expand, player = EngineChoice(config, metrics, client), make_expand(config), None
     if chats := make_chats(config):
-        player = EnvironmentPlayer(config, name, chats, engines, metrics, longest_sample(config)[1])
-    sampler = GroupSampler(config, name, datasets, encode, engines, player, note_cut, make_expand(config))
+        player = EnvironmentPlayer(config, name, chats, engines, metrics, longest_sample(config)[1], expand)
+    sampler = GroupSampler(config, name, datasets, encode, engines, player, note_cut, expand)
     return RolloutActor(config, name, metrics, sampler)
 
 

@@ -19,8 +19,8 @@ TOKEN_BYTES = 4
 """Bytes of a token id, a logprob or an advantage. The longest arrays of a message have one such number per token."""
 FRAMES = 40
 MESSAGE_BYTES = 512 * MIB
-IMAGES, IMAGES_BYTES = 64, 256 * MIB
-"""Images of a group, and their bytes together."""
+IMAGES, GROUP_IMAGES, IMAGES_BYTES = 64, 1024, 256 * MIB
+"""Images of a prompt, of a group whose trajectories have different ones, and the bytes of either together."""
 IMAGE_PIXELS = 178_956_970
 """Pixels of an image; Pillow decodes no larger one."""
 IMAGE_ASPECT_RATIO = 200
@@ -107,7 +107,8 @@ TABLE = (
     Limit("data: frame", DATA_FRAME_BYTES, "bytes", "16.7 million tokens, or the texts of a group"),
     Limit("frames of a message", FRAMES, "frames", "the largest kind of message has 17, and its images at most 17"),
     Limit("message", MESSAGE_BYTES, "bytes", "seven arrays of 16.7 million tokens"),
-    Limit("images of a group", IMAGES, "images", "of a prompt environments[].images.max_images"),
+    Limit("images of a prompt", IMAGES, "images", "environments[].images.max_images is lower"),
+    Limit("images of a group", GROUP_IMAGES, "images", "16 in each of 64 trajectories with an environment"),
     Limit("bytes of a group's images", IMAGES_BYTES, "bytes", "half of a message"),
     Limit("pixels of an image", IMAGE_PIXELS, "pixels", "Pillow's limit; environments[].images.max_pixels is lower"),
     Limit("control: message", CONTROL_MESSAGE_BYTES, "bytes", "a header and its arrays"),

@@ -155,7 +155,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Train a recorded step, or play a recorded group, again; return 1 if it differs."""
-    from actors.assembly import make_chats, make_learner, make_rollout_datasets
+    from actors.assembly import make_chats, make_expand, make_learner, make_rollout_datasets
     from actors.ops.replay import recorded_threads, replay
     from actors.ops.replay_trajectory import replay_group
     from actors.ops.resume import resolved_config
@@ -164,7 +164,8 @@ def replay(arguments: argparse.Namespace) -> int:
     config = load_config(resolved_config(_output_dir(arguments.output_dir)), [])
     if arguments.trajectory is not None:
         ordinal, completion = arguments.trajectory
-        group = replay_group(config, ordinal, completion, make_rollout_datasets(config), make_chats(config))
+        chats, expand = make_chats(config), make_expand(config)
+        group = replay_group(config, ordinal, completion, make_rollout_datasets(config), chats, expand)
         print(group)
         return 0 if group.is_same else 1
     result = replay(config, arguments.step, make_learner(config, recorded_threads(config, arguments.step)))

@@ -44,7 +44,7 @@ def with_images(
     following = iter(images)
 
     def shown(part: Any) -> Any:
-        return {"type": "image", "digest": next(following).digest} if _kind_of(part) in IMAGE_TYPES else part
+        return {"type": "image", "digest": next(following).digest} if kind_of(part) in IMAGE_TYPES else part
 
     return [
         message | {"content": [shown(part) for part in content]} if isinstance(content, list) else message
@@ -71,7 +71,7 @@ def _given(part: Mapping[str, Any]) -> set[str]:
 
 def _images_in(messages: Messages) -> Iterator[Mapping[str, Any]]:
     """Yield the parts that are images."""
-    yield from (part for _, part in _parts_of(messages) if _kind_of(part) in IMAGE_TYPES)
+    yield from (part for _, part in _parts_of(messages) if kind_of(part) in IMAGE_TYPES)
 
 
 def _parts_of(messages: Messages) -> Iterator[tuple[int, Any]]:
@@ -81,7 +81,7 @@ def _parts_of(messages: Messages) -> Iterator[tuple[int, Any]]:
             yield from ((number, part) for part in message["content"])
 
 
-def _kind_of(part: Any) -> str:
+def kind_of(part: Any) -> str:
     """Return the type of a part; an object without a type is known by its fields, as in chat templates."""
     if not isinstance(part, dict):
         return "text"
@@ -96,7 +96,7 @@ def _refuse_other_parts(messages: Messages, source: ImageSource | None, where: s
     """
     known, others = (("text",), "images, audio") if source is None else (("text", *IMAGE_TYPES), "audio")
     for number, part in _parts_of(messages):
-        if (kind := _kind_of(part)) not in known:
+        if (kind := kind_of(part)) not in known:
             raise ConfigError(
                 f"{where}: message {number} has a part of type {kind!r}; leave out the rows with {others} and video, "
                 "which no model is trained on here"

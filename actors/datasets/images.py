@@ -41,7 +41,7 @@ class ImageSource(NamedTuple):
 
     keys: ImagesConfig
     folder: Path | None
-    """Folder of relative paths; None: the data set is on the hub, and has none."""
+    """Folder of relative paths; None: there is none, as for a data set on the hub."""
 
     def load(self, value: Any, where: str) -> Image:
         """Return the image that a value of a row stands for.
@@ -102,7 +102,7 @@ class ImageSource(NamedTuple):
     def _of_file(self, path: str) -> bytes:
         name = repr(path[:200])
         if self.folder is None:
-            raise ValueError(f"has the path {name}, and a data set on the hub has no folder here; it must have bytes")
+            raise ValueError(f"has the path {name}, and there is no folder of files here; it must have bytes")
         if Path(path).is_absolute() or ".." in Path(path).parts:
             raise ValueError(f"has the path {name}; it must be relative to {self.folder}, without `..`")
         file = self.folder / path

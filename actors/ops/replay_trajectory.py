@@ -21,6 +21,7 @@ from schemas.messages import TURNS, Purpose, RolloutGroup, Ticket
 
 if TYPE_CHECKING:
     from actors.datasets import Dataset, Example
+    from actors.datasets.prompts import Expand
     from actors.trajectories.chat import Chat
 
 NAME = "replay"
@@ -70,6 +71,7 @@ def replay_group(
     completion: int | None,
     datasets: "Mapping[tuple[Purpose, str], Dataset]",
     chats: "Mapping[str, Chat]",
+    expand: "Expand | None" = None,
 ) -> ReplayedGroup:
     """Play a group again, or one of its completions; an environment that scores whole groups is played whole.
 
@@ -79,6 +81,7 @@ def replay_group(
         completion: its number in the group; None: all.
         datasets: data sets by purpose and label, as a rollout actor has them.
         chats: language of the model by label of the environment.
+        expand: function that gives images their tokens.
 
     Raises:
         ConfigError: the group is not there, has no environment, or its example is another one now.
@@ -126,7 +129,7 @@ def replay_group(
             f"--trajectory {ordinal}: example {ticket.index} of {ticket.environment} is not the one that the run has "
             "read; bring its data back"
         )
-    return asyncio.run(_replayed(config, group, ticket, example, completion, chats))
+    return asyncio.run(_replayed(config, group, ticket, example, completion, chats, expand))
 
 
 async def _replayed(
@@ -136,6 +139,7 @@ async def _replayed(
     example: "Example",
     completion: int | None,
     chats: "Mapping[str, Chat]",
+    expand: "Expand | None",
 ) -> ReplayedGroup:
     from actors.rollout.engine_choice import EngineChoice
     from actors.rollout.environments import EnvironmentPlayer, seed_of
@@ -151,7 +155,7 @@ async def _replayed(
     seeds = {seed_of(ticket.seed, member): member for member in range(ticket.num_completions)}
     engines = RecordedEngines(group, seeds, chat.decode, chat.ends)
     player = EnvironmentPlayer(
-        config, NAME, chats, cast(EngineChoice, engines), Metrics("rollout"), longest_sample(config)[1]
+        config, NAME, chats, cast(EngineChoice, engines), Metrics("rollout"), longest_sample(config)[1], expand
     )
     title = f"ordinal {group.ordinal}: {ticket.environment} example {ticket.index}, played again without a model"
     members = range(ticket.num_completions) if completion is None else [completion]
@@ -185,6 +189,19 @@ def _differences(group: RolloutGroup, number: int, again: RolloutGroup, other: i
         tokens, others = (one.token_ids[low:high] for one, (low, high) in zip((group, again), rows, strict=True))
         if tokens.tolist() != others.tolist():
             yield "tokens: other ones than in the record, with the same number of turns"
+        elif _digests(group, number) != _digests(again, other):
+            yield "images: other ones than in the record, with the same tokens"
+
+
+def _digests(group: RolloutGroup, number: int) -> list[str]:
+    """Return the digests of the images that a completion shows, in the order of tokens."""
+    from actors.datasets.prepared import digest_of
+
+    prompts = dict.fromkeys(group.sample_prompts[group.sample_completions == number].tolist())
+    parts = [group.prompt_offsets[prompt : prompt + 2].tolist() for prompt in prompts]
+    parts.append((len(group.prompt_ids) + group.completion_offsets[number : number + 2]).tolist())
+    shown = [place for low, high in parts for place in group.image_places if low <= place.start < high]
+    return [digest_of(group.images[place.image]) for place in shown]
 
 
 def _results(group: RolloutGroup, number: int) -> dict[str, Any]:

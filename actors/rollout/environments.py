@@ -16,6 +16,9 @@ from typing import Any, Self, get_args
 import structlog
 
 from actors.datasets import Example
+from actors.datasets.images import why_not_taken
+from actors.datasets.prompts import Expand
+from actors.engines.protocol import PromptImage
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import EpisodeCalls, GroupCalls, WorkerPool
 from actors.environments.specs import spec_of
@@ -23,6 +26,7 @@ from actors.rollout.agents import Agents, Taken
 from actors.rollout.engine_choice import Affinity, EngineChoice
 from actors.rollout.episode import Trajectory, play
 from actors.rollout.held import AttemptError
+from actors.rollout.turn_images import TurnImages
 from actors.telemetry.metrics import CALL_OUTCOMES, WORKER_EVENTS, Metrics
 from actors.trajectories.bridges import BridgeError
 from actors.trajectories.chat import Chat
@@ -66,6 +70,7 @@ class EnvironmentPlayer:
         engines: asker of engines.
         metrics: destination of the `grpo_rollout_*` metrics.
         sequence_len: tokens of the longest sample.
+        expand: function that gives images their tokens; None: images are refused.
     """
 
     def __init__(
@@ -76,12 +81,15 @@ class EnvironmentPlayer:
         engines: EngineChoice,
         metrics: Metrics,
         sequence_len: int,
+        expand: Expand | None = None,
     ) -> None:
         sources = config.environments_by_label.items()
         self._configs = {label: one for label, one in sources if isinstance(one, PythonConfig | PackageConfig)}
         """Environments by label, and by the names of evaluations."""
         self._chats, self._engines, self._metrics, self._sequence_len = chats, engines, metrics, sequence_len
         self._bus, self._name = config.bus, name
+        self._groups_per_step = config.packer.groups_per_step
+        self._expand, self._why_no_images = expand, why_not_taken(config)
         self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout
         self._agents = Agents(config, chats, sequence_len, self._count_call)
         self._pools: dict[str, WorkerPool] = {}
@@ -235,6 +243,9 @@ class EnvironmentPlayer:
             tuple(ticket.stop),
         )
         seed, affinity = seed_of(ticket.seed, member), Affinity()
+        images = TurnImages(
+            config.images, self._groups_per_step, ticket.num_completions, self._expand, self._why_no_images
+        )
         model_seconds = 0.0
 
         async def sample(request: TurnRequest) -> TurnAnswer:
@@ -243,7 +254,12 @@ class EnvironmentPlayer:
             started = time.monotonic()
             try:
                 [completion] = await self._engines.ask(
-                    ticket.model_copy(update=turn), request.prompt_ids, request.stop, affinity, request.form
+                    ticket.model_copy(update=turn),
+                    request.prompt_ids,
+                    request.stop,
+                    affinity,
+                    request.form,
+                    [PromptImage(one.start, one.digest, images.data(one.digest)) for one in request.images],
                 )
             finally:
                 model_seconds += time.monotonic() - started
@@ -257,7 +273,7 @@ class EnvironmentPlayer:
             )
 
         chat, joins = self._chats[config.label], not (isinstance(config, AgentConfig) and config.samples == "calls")
-        recorder = Recorder(chat, sample, limits, seed, TrajectoryTree(joins=joins))
+        recorder = Recorder(chat, sample, limits, seed, TrajectoryTree(joins=joins), images)
         async with context as episode:
             started = time.monotonic()
             trajectory = await play(

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 
 from actors.engines.http.client import RequestRefusedError
 from actors.environments.errors import EpisodeError
+from actors.rollout.held import AttemptError
 from actors.trajectories.bridges import Message
 from actors.trajectories.forms import demand_of
+from actors.trajectories.images import ImagesError
 from actors.trajectories.recorder import RecordedTurn, Recorder, TrajectoryOverError
 from actors.trajectories.tree import TrajectoryTree
-from schemas.messages import Prompt, StopCondition
+from schemas.messages import EnvironmentFailure, Prompt, StopCondition
 
 OPTIONS = frozenset({"tools", "max_tokens", "stop", "response_format", "tool_choice"})
 """Options with which an environment that drives may ask for a sample."""
@@ -194,7 +196,7 @@ async def _stepped(trajectory: Trajectory, episode: Episode, prompt: Prompt, row
     # TRL's environments get the prompt as a column too
     opening = await episode.reset(row | {"prompt": prompt}, seed)
     tools = opening["tools"] or None
-    messages = opened(prompt, [recorder.cut(message) for message in opening["messages"]])
+    messages = opened(prompt, [recorder.cut(message) for message in _known(recorder, opening, "env_reset")])
     trajectory.messages, trajectory.num_prompt = messages, len(messages)
     trajectory.info |= opening.get("info", {})
     while True:
@@ -203,6 +205,12 @@ async def _stepped(trajectory: Trajectory, episode: Episode, prompt: Prompt, row
         except TrajectoryOverError as over:
             trajectory.stop = over.stop
             return
+        except ImagesError as error:
+            raise EpisodeError("env_step" if recorder.tree.num_turns else "env_reset", str(error)) from error
+        except AttemptError as error:
+            if recorder.tree.num_turns and _is_of_images(error):
+                raise EpisodeError("env_step", f"an image can't be shown: {error}") from error
+            raise
         messages.append(message)
         if recorder.cut_off:
             # half a message is no move: a bridge behind it would show the model an answer that it never gave
@@ -213,11 +221,28 @@ async def _stepped(trajectory: Trajectory, episode: Episode, prompt: Prompt, row
             trajectory.turn_rewards.append((recorder.tree.num_turns - 1, turn["reward"]))
         trajectory.num_tool_failures += len(turn["tool_failures"])
         trajectory.info |= turn.get("info", {})
-        messages += turn["messages"]
+        messages += _known(recorder, turn, "env_step")
         # without messages there is nothing new to answer
         if turn["done"] or not turn["messages"]:
             trajectory.stop = "env_truncated" if turn["truncated"] else "done"
             return
+
+
+def _known(recorder: Recorder, turn: Json, cause: EnvironmentFailure) -> list[Message]:
+    """Return the messages of an environment's turn, with digests in the place of images.
+
+    Raises:
+        EpisodeError: an image can't be used; it costs what another failure of the environment costs.
+    """
+    try:
+        return [recorder.images.known(message) for message in turn["messages"]]
+    except ImagesError as error:
+        raise EpisodeError(cause, str(error)) from error
+
+
+def _is_of_images(error: AttemptError) -> bool:
+    """Return whether an engine has refused the images of a request, whose pixels it is the first to decode."""
+    return isinstance(error.__cause__, RequestRefusedError) and "images: " in str(error)
 
 
 async def _driven(
@@ -272,6 +297,7 @@ class _Driven:
         self, messages: Sequence[Message], options: Json, prompt_ids: Sequence[int] | None = None
     ) -> RecordedTurn:
         """Ask for the model's next message; the arguments are those of `Recorder.turn`."""
+        messages = [self._recorder.images.known(message) for message in messages]
         if unknown := sorted(options.keys() - OPTIONS):
             raise ValueError(f"{unknown[0]}: is no option of a sample; {', '.join(sorted(OPTIONS))} are")
         demand = demand_of(
@@ -295,8 +321,10 @@ class _Driven:
             # what the user's code has asked for can't be asked, which it may mend
             raise
         except Exception as error:
-            if isinstance(error.__cause__, RequestRefusedError) and (prompt_ids is not None or demand is not None):
-                # tokens that the model does not have, or a form that the engine can't sample
+            if isinstance(error.__cause__, RequestRefusedError) and (
+                prompt_ids is not None or demand is not None or "images: " in str(error)
+            ):
+                # tokens that the model does not have, a form that the engine can't sample, or damaged images
                 raise ValueError(str(error)) from error
             self.failed = self.failed or [error]
             raise

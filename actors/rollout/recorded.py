@@ -127,7 +127,13 @@ class RecordedEngines:
         return self._played[completion].differences
 
     async def ask(
-        self, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str] = (), affinity: Any = None, form: Any = None
+        self,
+        ticket: Ticket,
+        prompt_ids: list[int],
+        stop: Sequence[str] = (),
+        affinity: Any = None,
+        form: Any = None,
+        images: Any = (),
     ) -> list[SampledCompletion]:
         """Return the recorded answer to a prompt.
 

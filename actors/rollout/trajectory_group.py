@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from actors.rollout.episode import Trajectory
 from actors.rollout.held import AttemptError
+from actors.trajectories.images import ShownImage
 from actors.trajectories.tree import Sample
 from schemas import limits
-from schemas.messages import TURNS_REWARD, RolloutGroup, Ticket
+from schemas.messages import TURNS_REWARD, ImagePlace, RolloutGroup, Ticket
 
 
 def head_of(run: str, sender: str, ticket: Ticket) -> dict[str, Any]:
@@ -43,9 +44,11 @@ def build_trajectory_group(
     ]
     turn_rewards = [(g, turn, reward) for g, one in enumerate(trajectories) for turn, reward in one.turn_rewards]
     rewards = _rewards(ticket.environment, trajectories)
+    samples = [(g, sample) for g, one in enumerate(trajectories) for sample in one.tree.samples()]
     return RolloutGroup(
         **head_of(run, sender, ticket),
-        **_tokens([(g, sample) for g, one in enumerate(trajectories) for sample in one.tree.samples()]),
+        **_tokens(samples),
+        **_images(samples, trajectories),
         prompt=trajectories[0].messages[: trajectories[0].num_prompt],
         columns=dict(columns),
         completions=[_last_answer(one) for one in trajectories],
@@ -67,8 +70,7 @@ def _tokens(samples: Sequence[tuple[int, Sample]]) -> dict[str, NDArray[Any]]:
 
     Offsets and segments count tokens over all samples, joined; equal prompts are kept once.
     """
-    numbers: dict[tuple[int, ...], int] = {}
-    sample_prompts = [numbers.setdefault(tuple(sample.prompt_ids), len(numbers)) for _, sample in samples]
+    prompts = _prompts(samples)
     offsets = _offsets([len(sample.token_ids) for _, sample in samples])
     pairs = list(zip(samples, offsets.tolist(), strict=False))
     segments = [(start + offset, *rest) for (_, sample), offset in pairs for start, *rest in sample.segments]
@@ -78,16 +80,50 @@ def _tokens(samples: Sequence[tuple[int, Sample]]) -> dict[str, NDArray[Any]]:
         return np.concatenate([np.asarray(getattr(sample, name), dtype) for _, sample in samples])
 
     return {
-        "prompt_ids": np.concatenate([np.array(prompt, np.int32) for prompt in numbers]),
-        "prompt_offsets": _offsets([len(prompt) for prompt in numbers]),
+        "prompt_ids": np.concatenate([np.array(ids, np.int32) for ids, _ in prompts]),
+        "prompt_offsets": _offsets([len(ids) for ids, _ in prompts]),
         "sample_offsets": offsets,
         "sample_completions": np.array([g for g, _ in samples], np.int64),
-        "sample_prompts": np.array(sample_prompts, np.int64),
+        "sample_prompts": np.array([prompts[_prompt(sample)] for _, sample in samples], np.int64),
         "token_ids": joined("token_ids", np.int32),
         "loss_mask": joined("loss_mask", np.uint8),
         "logprobs": joined("logprobs", np.float32),
         "segments": np.array(segments, np.int64).reshape(-1, 5),
         "segment_temperatures": np.array(temperatures, np.float32),
+    }
+
+
+_PromptKey = tuple[tuple[int, ...], tuple[ShownImage, ...]]
+"""Token ids of a prompt, and its images: prompts with equal tokens may have different ones."""
+
+
+def _prompts(samples: Sequence[tuple[int, Sample]]) -> dict[_PromptKey, int]:
+    """Return the different prompts of samples with their numbers."""
+    return {prompt: number for number, prompt in enumerate(dict.fromkeys(_prompt(sample) for _, sample in samples))}
+
+
+def _prompt(sample: Sample) -> _PromptKey:
+    size = len(sample.prompt_ids)
+    return tuple(sample.prompt_ids), tuple(image for image in sample.images if image.start < size)
+
+
+def _images(samples: Sequence[tuple[int, Sample]], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Return the fields on images: each file once, and places in the prompts and then in the samples."""
+    shown, start = list[ShownImage](), 0
+    for ids, images in _prompts(samples):
+        shown += [image.moved(start) for image in images]
+        start += len(ids)
+    for _, sample in samples:
+        size = len(sample.prompt_ids)
+        shown += [image.moved(start - size) for image in sample.images if image.start >= size]
+        start += len(sample.token_ids)
+    numbers = {digest: number for number, digest in enumerate(dict.fromkeys(image.digest for image in shown))}
+    owners = {image.digest: trajectories[g].recorder.images for g, sample in samples for image in sample.images}
+    return {
+        "images": [owners[digest].data(digest) for digest in numbers],
+        "image_places": [
+            ImagePlace(image=numbers[image.digest], start=image.start, length=image.length) for image in shown
+        ],
     }
 
 

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.trajectories.bridges import BridgeError, Message
+from actors.trajectories.bridges import Message
 from actors.trajectories.chat import Chat, assistant_message
 from actors.trajectories.forms import AnswerForm, Demand
+from actors.trajectories.images import MessageImages, ShownImage, TextAlone
 from actors.trajectories.tree import SampledTurn, TrajectoryTree
 from schemas.messages import StopCondition
 
@@ -65,6 +66,8 @@ class TurnRequest:
     stop: tuple[str, ...] = ()
     form: AnswerForm | None = None
     """Form that the answer must have."""
+    images: Sequence[ShownImage] = ()
+    """Images of the prompt in the order of their places."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,16 @@ Sample = Callable[[TurnRequest], Awaitable[TurnAnswer]]
 """Coroutine function that samples a turn; asks another engine after a failure, with the same tokens and seed."""
 
 
+@dataclass(frozen=True)
+class _Prompt:
+    """Prompt of a turn."""
+
+    ids: list[int]
+    images: Sequence[ShownImage] = ()
+    num_boundary: int = 0
+    """Tokens that close the turn before."""
+
+
 @dataclass
 class _Turn:
     number: int
@@ -115,6 +128,7 @@ class Recorder:
         sample: asks an engine.
         limits: bounds.
         seed: of the first turn; the seeds of later turns are derived from it.
+        images: images of the messages; by default none is taken.
     """
 
     chat: Chat
@@ -122,6 +136,7 @@ class Recorder:
     limits: TurnLimits
     seed: int
     tree: TrajectoryTree = field(default_factory=TrajectoryTree)
+    images: MessageImages = field(default_factory=TextAlone)
     num_calls: int = 0
     """Tool calls that could be read."""
     num_malformed: int = 0
@@ -190,16 +205,19 @@ class Recorder:
         self._taken.add(ordinal)
         try:
             if prompt_ids is not None:
-                prompt, num_boundary = list(prompt_ids), 0
+                if self.tree.has_images:
+                    raise ValueError("prompt: a trajectory with images takes messages, and no token ids")
+                prompt = _Prompt(list(prompt_ids))
             elif num_characters > LARGE_CHARACTERS:
-                prompt, num_boundary = await self.chat.aside(self._prompt, messages, tools, digests)
+                prompt = await self.chat.aside(self._prompt, messages, tools, digests)
                 self._check_open()
             else:
-                prompt, num_boundary = self._prompt(messages, tools, digests)
-            budget = self._budget(prompt, self._left(), max_tokens)
-            form = None if demand is None else self.chat.form_of(prompt, demand)
+                prompt = self._prompt(messages, tools, digests)
+            budget = self._budget(prompt.ids, self._left(), max_tokens)
+            form = None if demand is None else self.chat.form_of(prompt.ids, demand)
             self._under_way[ordinal] = budget
-            answer = await self.sample(TurnRequest(prompt, budget, self.turn_seed(ordinal), stop, form))
+            request = TurnRequest(prompt.ids, budget, self.turn_seed(ordinal), stop, form, prompt.images)
+            answer = await self.sample(request)
             self._check_open()
             if not answer.token_ids:
                 raise ValueError("the engine answered a turn without a token")
@@ -209,18 +227,17 @@ class Recorder:
             raise
         finally:
             self._under_way.pop(ordinal, None)
-        parsed = self.chat.read(prompt, answer.token_ids, tools, stop if answer.finish_reason == "stop" else ())
+        parsed = self.chat.read(prompt.ids, answer.token_ids, tools, stop if answer.finish_reason == "stop" else ())
         message = assistant_message(parsed, ordinal)
         self.num_calls += len(parsed.calls)
         self.num_malformed += len(parsed.malformed)
         self.num_forced += form is not None
-        number = self._keep(prompt, num_boundary, answer, digests, message, forced=form is not None)
+        number = self._keep(prompt, answer, digests, message, forced=form is not None)
         return RecordedTurn(number, self.tree.prompt(number), answer, message)
 
     def _keep(
         self,
-        prompt_ids: Sequence[int],
-        num_boundary: int,
+        prompt: _Prompt,
         answer: TurnAnswer,
         digests: Sequence[bytes],
         message: Message,
@@ -240,7 +257,7 @@ class Recorder:
             answer.temperature,
             trains=(self.limits.train_cut_turns or not self.cut_off) and (self.limits.train_forced_turns or not forced),
         )
-        number = self.tree.add(prompt_ids, turn, num_boundary)
+        number = self.tree.add(prompt.ids, turn, prompt.num_boundary, prompt.images)
         if digests:
             digest = _next_digest(digests[-1], _text(message))
             self._turns[digest] = _Turn(number, len(digests) + 1, message, answer.token_ids[-1], self.cut_off)
@@ -260,10 +277,8 @@ class Recorder:
             return self.seed
         return int.from_bytes(hashlib.blake2b(f"{self.seed} {turn}".encode(), digest_size=6).digest(), "big")
 
-    def _prompt(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, digests: Sequence[bytes]
-    ) -> tuple[list[int], int]:
-        """Return the prompt, and the number of its tokens that close the turn before."""
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None, digests: Sequence[bytes]) -> _Prompt:
+        """Return the prompt for messages: what is new of the conversation, behind the exact tokens before."""
         # the newest of the longest
         longest = (self._turns[digest] for digest in reversed(digests[:-1]) if digest in self._turns)
         if (before := next(longest, None)) is None:
@@ -271,18 +286,20 @@ class Recorder:
             roles = [message.get("role") for message in messages]
             own = roles.index("assistant") if "assistant" in roles else len(roles)
             shown = [*messages[:own], *(self.cut(message) for message in messages[own:])]
-            _refuse_images(shown)
+            shown = [self.images.known(message) for message in shown]
             self._check_length(shown, tools)
-            return self.chat.bridges.first(shown, tools), 0
+            return _Prompt(*self.images.expand(shown, self.chat.bridges.first(shown, tools)))
         if before.cut_off:
             # half a message is no move: a bridge behind it would show the model an answer that it never gave
             raise TrajectoryOverError("length", "the turn to be continued was cut off at its limit of tokens")
-        new = [self.cut(message) for message in messages[before.num_messages :]]
-        _refuse_images(new)
+        new = [self.images.known(self.cut(message)) for message in messages[before.num_messages :]]
         self._check_length(new, tools)
         bridge = self.chat.bridges.next(before.last_id, new, before.message.get("tool_calls", ()), tools)
-        return (
-            [*self.tree.ids(before.number), *bridge.boundary_ids, *bridge.environment_ids],
+        so_far = [*self.tree.ids(before.number), *bridge.boundary_ids]
+        ids, images = self.images.expand(new, bridge.environment_ids)
+        return _Prompt(
+            [*so_far, *ids],
+            [*self.tree.images(before.number), *(image.moved(len(so_far)) for image in images)],
             len(bridge.boundary_ids),
         )
 
@@ -330,23 +347,6 @@ class Recorder:
         """Return a message of the environment with a content of at most `max_message_tokens` tokens."""
         longest = self.limits.max_message_tokens
         return self.chat.cut(message, longest) if longest and message.get("role") != "assistant" else message
-
-
-def _refuse_images(messages: Sequence[Message]) -> None:
-    """Refuse parts that are no text: a template may write their placeholder, and the model would see nothing there.
-
-    Raises:
-        BridgeError: a message has such a part; names its type.
-    """
-    for message in messages:
-        parts = content if isinstance(content := message.get("content"), list) else []
-        for part in parts:
-            kind = part.get("type", "text") if isinstance(part, dict) else "text"
-            if kind != "text":
-                raise BridgeError(
-                    f"a message of the role {message.get('role')} has a part of type {kind!r}, and trajectories are "
-                    "trained on text alone: have the environment describe it in words, or leave it out"
-                )
 
 
 def _digests(messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[list[bytes], int]:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from actors.trajectories.images import ShownImage
 from schemas.messages import NO_POLICY, Origin
 
 ID_BYTES = array("i").itemsize
@@ -68,6 +69,8 @@ class Sample:
     """1 for tokens that were not sampled."""
     segments: list[tuple[int, int, int, Origin, int]]
     """Start in the N tokens, lineage, version, origin, turn."""
+    images: list[ShownImage] = field(default_factory=list)
+    """Images in the order of tokens; starts count the prompt, and the N tokens behind it."""
 
     @property
     def num_sampled(self) -> int:
@@ -88,7 +91,9 @@ class _Node:
     length: int
     """Number of tokens from the root to the end of this turn."""
     digest: bytes
-    """Digest of these tokens."""
+    """Digest of these tokens and images."""
+    images: list[ShownImage] = field(default_factory=list)
+    """Images of `between_ids`; starts count from the root."""
     children: list[int] = field(default_factory=list)
 
 
@@ -104,6 +109,8 @@ class TrajectoryTree:
         self._joins = joins
         self._nodes: list[_Node] = []
         self._num_branches = 0
+        self._image_ids: dict[str, int] = {}
+        """Token id of each image in hashes, below 0: all images have equal token ids."""
 
     @property
     def num_turns(self) -> int:
@@ -120,15 +127,22 @@ class TrajectoryTree:
         """Number of turns, behind the first, that continue no earlier turn, or one that is continued already."""
         return self._num_branches
 
-    def add(self, prompt_ids: Sequence[int], turn: SampledTurn, num_boundary: int = 0) -> int:
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        turn: SampledTurn,
+        num_boundary: int = 0,
+        images: Sequence[ShownImage] = (),
+    ) -> int:
         """Add a turn; return its number.
 
         Args:
             prompt_ids: exact prompt that the engine was given.
             turn: what was sampled.
             num_boundary: number of prompt tokens, directly behind the earlier turn, that close that turn.
+            images: images of the prompt in the order of their places.
         """
-        packed = _packed(prompt_ids)
+        packed = self._content(prompt_ids, images)
         parent, hashed = self._continued(packed)
         start = 0 if parent is None else self._nodes[parent].length
         number = len(self._nodes)
@@ -137,14 +151,25 @@ class TrajectoryTree:
         boundary = min(num_boundary, len(between)) if parent is not None else 0
         hashed.update(_packed(turn.token_ids))
         length = len(prompt_ids) + len(turn.token_ids)
-        self._nodes.append(_Node(parent, between, boundary, turn, length, hashed.digest()))
+        own = [image for image in images if image.start >= start]
+        self._nodes.append(_Node(parent, between, boundary, turn, length, hashed.digest(), own))
         if parent is not None:
             self._nodes[parent].children.append(number)
         return number
 
-    def continued(self, prompt_ids: Sequence[int]) -> int | None:
+    def continued(self, prompt_ids: Sequence[int], images: Sequence[ShownImage] = ()) -> int | None:
         """Return the turn that a prompt continues: the one with the longest exact prefix; None if there is none."""
-        return self._continued(_packed(prompt_ids))[0]
+        return self._continued(self._content(prompt_ids, images))[0]
+
+    def _content(self, prompt_ids: Sequence[int], images: Sequence[ShownImage]) -> bytes:
+        """Return tokens as bytes, in which each image has an id of its own."""
+        if not images:
+            return _packed(prompt_ids)
+        ids = list(prompt_ids)
+        for image in images:
+            number = self._image_ids.setdefault(image.digest, -1 - len(self._image_ids))
+            ids[image.start : image.start + image.length] = [number] * image.length
+        return _packed(ids)
 
     def _continued(self, packed: bytes) -> "tuple[int | None, hashlib.blake2b]":
         """Return the turn that a packed prompt continues, and the hash of the whole prompt, made in one pass."""
@@ -176,6 +201,15 @@ class TrajectoryTree:
             found += self._nodes[number].between_ids
             found += self._nodes[number].turn.token_ids
         return found
+
+    def images(self, turn: int) -> list[ShownImage]:
+        """Return the images of all tokens from the root to the end of a turn."""
+        return [image for number in self._path(turn) for image in self._nodes[number].images]
+
+    @property
+    def has_images(self) -> bool:
+        """True if a turn has images."""
+        return bool(self._image_ids)
 
     def prompt(self, turn: int) -> "TurnPrompt":
         """Return the prompt of a turn, which takes no memory of its own."""
@@ -219,7 +253,8 @@ class TrajectoryTree:
         # the new turns are the end of the path: whoever was trained has all its ancestors trained
         first = path.index(next((number for number in new if self._nodes[number].turn.trains), new[0]))
         prompt = self.ids(path[first - 1]) if first else []
-        sample = Sample(prompt + self._nodes[path[first]].between_ids, [], [], [], [], [])
+        prompt += self._nodes[path[first]].between_ids
+        sample = Sample(prompt, [], [], [], [], [], self.images(path[-1]))
         for number in path[first:]:
             node = self._nodes[number]
             if number != path[first]:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from schemas.config.base import FunctionPath, Section
 from schemas.config.data import ArithmeticConfig, DatasetBase, DatasetConfig, JsonlConfig, ReverseTextConfig, Split
+from schemas.config.images import ImageLimitsConfig
 from schemas.config.texts import Text
 
 
@@ -77,6 +78,8 @@ class EnvironmentBase(DatasetBase):
     rewards: dict[str, float] = {}
     """Weights of the environment's own rewards, by name; `turns` is the sum of the rewards of turns. Empty: weight 1
     for all. If given, names that are not listed are measured only."""
+    images: ImageLimitsConfig = ImageLimitsConfig()
+    """Limits of the images in messages of the environment."""
     limits: EnvironmentLimitsConfig = EnvironmentLimitsConfig()
     """Limits of the workers."""
 

@@ -1,20 +1,18 @@
 """Keys of the images of prompts."""
 
+from typing import Self
+
 from pydantic import Field, model_validator
 
 from schemas.config.base import Section
 from schemas.limits import DATA_FRAME_BYTES, IMAGE_PIXELS, IMAGES, IMAGES_BYTES
 
 
-class ImagesConfig(Section):
-    """Images of prompts: their column, and limits that are checked before an image is decoded."""
+class ImageLimitsConfig(Section):
+    """Limits of images, checked before an image is decoded."""
 
-    column: str = ""
-    """Column with the images of a row: one image, or a list of images. Its images take the places of parts
-    `{type: image}` in the messages; without such parts they stand in front of the first user message. Empty: images
-    stand in the parts of messages alone."""
     max_images: int = Field(8, ge=1, le=IMAGES)
-    """Greatest number of images of a prompt."""
+    """Greatest number of images of a prompt; with an environment, of all turns of a trajectory."""
     max_bytes: int = Field(8 << 20, ge=1, le=DATA_FRAME_BYTES)
     """Bytes of the largest image, as its file has them."""
     max_pixels: int = Field(16_777_216, ge=1, le=IMAGE_PIXELS)
@@ -22,10 +20,19 @@ class ImagesConfig(Section):
     bytes per pixel, and 12 as numbers."""
 
     @model_validator(mode="after")
-    def _fit_into_a_message(self) -> "ImagesConfig":
+    def _fit_into_a_message(self) -> Self:
         if self.max_images * self.max_bytes > IMAGES_BYTES:
             raise ValueError(
                 f"max_images {self.max_images} × max_bytes {self.max_bytes} are more than {IMAGES_BYTES} bytes, the "
                 "most that travel with a group; lower one of them"
             )
         return self
+
+
+class ImagesConfig(ImageLimitsConfig):
+    """Images of prompts: their column, and limits that are checked before an image is decoded."""
+
+    column: str = ""
+    """Column with the images of a row: one image, or a list of images. Its images take the places of parts
+    `{type: image}` in the messages; without such parts they stand in front of the first user message. Empty: images
+    stand in the parts of messages alone."""

@@ -215,9 +215,9 @@ class RolloutGroup(Message):
             ValueError: names the field.
         """
         num_bytes = sum(map(len, self.images))
-        if len(self.images) > limits.IMAGES or num_bytes > limits.IMAGES_BYTES:
+        if len(self.images) > limits.GROUP_IMAGES or num_bytes > limits.IMAGES_BYTES:
             raise ValueError(
-                f"images: {len(self.images)} with {num_bytes} bytes, and at most {limits.IMAGES} with "
+                f"images: {len(self.images)} with {num_bytes} bytes, and at most {limits.GROUP_IMAGES} with "
                 f"{limits.IMAGES_BYTES} bytes travel"
             )
         check_places_name_images(self.images, self.image_places)

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import signal
+import struct
 import sys
 import threading
 import time
 import uuid
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +257,52 @@ class Agent:
         answers.append(await policy.sample([*talk, {"role": "user", "content": "anew"}]))
         text = "".join(str(answer["content"]) for answer in answers)
         return sum(letter < "m" for letter in text) / max(1, len(text))
+
+
+class Draws:
+    """Shows drawn images in turns 2 and 3, other ones to each answer; each letter before `m` earns.
+
+    Args:
+        folder: folder of image files.
+        hostile: show a file that is no image to every other episode.
+        shade: difference of all pixels.
+    """
+
+    number = 0
+
+    def __init__(self, folder: str, hostile: bool = False, shade: int = 0) -> None:
+        self._folder, self._hostile, self._shade = Path(folder), hostile, shade
+
+    def reset(self, seed: int, **row: object) -> str:
+        """Ask for letters."""
+        self.turns = 0
+        Draws.number += 1
+        self._breaks = self._hostile and Draws.number % 2 == 0
+        return f"write {'ab'[seed % 2]}"
+
+    def step(self, answer: str) -> tuple[object, float, bool]:
+        """Draw: of as many rows as the answer has letters."""
+        self.turns += 1
+        reward = sum(letter < "m" for letter in answer) / max(1, len(answer))
+        drawn = picture(8 * (1 + len(answer) % 3), 8 + 8 * self.turns, self._shade + sum(map(ord, answer)))
+        if self.turns == 1:
+            data = b"GIF89a" if self._breaks else drawn
+            return {"role": "user", "content": [{"type": "image", "bytes": data}, text("go")]}, reward, False
+        file = self._folder / f"{uuid.uuid4()}.png"
+        file.write_bytes(drawn)
+        content = [text("on"), {"type": "image", "path": str(file)}, {"type": "image", "path": str(file)}]
+        return {"role": "user", "content": content}, reward, self.turns == 3
+
+
+def text(words: str) -> dict[str, str]:
+    """A part of a message."""
+    return {"type": "text", "text": words}
+
+
+def picture(height: int, width: int, shade: int) -> bytes:
+    """A PNG with stripes."""
+    rows = b"".join(b"\0" + bytes((shade + 37 * row) % 256 for _ in range(3 * width)) for row in range(height))
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    framed = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)

@@ -38,7 +38,7 @@ class ImagesRequest(CompletionRequest):
     prompt: list[int]
     image_bytes: list[Bytes] = Field(min_length=1, max_length=limits.IMAGES)
     """Bytes of each image."""
-    image_places: list[tuple[Index, Index]] = Field(min_length=1, max_length=limits.IMAGES)
+    image_places: list[tuple[Index, Index]] = Field(min_length=1, max_length=limits.LIST_ITEMS)
     """Index of an image's first token in the prompt, and number of the image, in the order of the tokens."""
 
     _images: tuple[PromptImage, ...] = PrivateAttr(())

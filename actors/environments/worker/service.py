@@ -17,7 +17,7 @@ import traceback
 import types
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ import zmq
 import zmq.asyncio
 
 from .loading import load
+from .pictures import with_files
 from .rewards import check_function, sendable, takes_token_ids
 from .shapes import (
     Episode,
     ShapeError,
+    Turn,
     accepted,
     episode_maker,
     finite,
@@ -85,7 +87,7 @@ class Policy:
             SampleError: there is no answer; the text says why.
         """
         answer: Message = await self._ask(
-            {"kind": "sample", "episode": self._episode, "messages": messages, "options": options}
+            {"kind": "sample", "episode": self._episode, "messages": with_files(messages), "options": options}
         )
         if "error" in answer:
             raise SampleError(answer["error"])
@@ -317,10 +319,10 @@ class Service:
         line.episode = await self._make(line.thread.run, call["row"])
         turn = await line.episode.reset(call["row"], call["seed"])
         turn.columns = await line.thread.run(columns_of, line.environment)
-        return asdict(turn)
+        return _sent(turn)
 
     async def _on_step(self, call: Message, line: _Line) -> Message:
-        return asdict(await _episode(line).step(call["message"]))
+        return _sent(await _episode(line).step(call["message"]))
 
     async def _on_score(self, call: Message, line: _Line) -> Message:
         return {"rewards": await _episode(line).score()}
@@ -414,6 +416,11 @@ def _http_client() -> Any:
     except ImportError:
         return None
     return httpx.AsyncClient(timeout=httpx.Timeout(None))
+
+
+def _sent(turn: Turn) -> Message:
+    """Return a turn as it is sent, with the bytes of its images."""
+    return asdict(replace(turn, messages=with_files(turn.messages)))
 
 
 def _episode(line: _Line) -> Episode:

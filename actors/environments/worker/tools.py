@@ -91,8 +91,14 @@ async def called(tools: Mapping[str, Callable[..., Any]], call: Json, run: Calla
     except Exception as error:  # noqa: BLE001 - told to the model, and counted
         failure = f"{type(error).__name__}: {error}"
         content = {"error": str(error)}
-    text = content if isinstance(content, str) else str(content)
-    return {"role": "tool", "name": name, "tool_call_id": call.get("id", ""), "content": text}, failure
+    shown = content if isinstance(content, str) or _are_parts(content) else str(content)
+    return {"role": "tool", "name": name, "tool_call_id": call.get("id", ""), "content": shown}, failure
+
+
+def _are_parts(content: Any) -> bool:
+    """Return whether a result is a content in parts, one of them an image; any other list is shown as a text."""
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content] if type(content) is list else []
+    return not {"image", "image_url"}.isdisjoint(kinds) and {*kinds} <= {"text", "image", "image_url"}
 
 
 def _split(text: str) -> tuple[str, dict[str, str], str]:

@@ -159,3 +159,20 @@ async def test_a_call_ends_in_a_message(name: str, arguments: Any, content: str,
     assert content in message["content"]
     assert failed.startswith(failure)
     assert bool(failed) == bool(failure)
+
+
+async def test_a_tool_may_return_parts_with_an_image() -> None:
+    """They stand in the message; any other list is shown as a text."""
+    parts = [{"type": "text", "text": "a map"}, {"type": "image", "bytes": b"x"}]
+    results: dict[str, Any] = {"look": parts, "list": [{"type": "text", "text": "a"}], "other": [1, parts[1]]}
+
+    async def run(function: Callable[..., Any], **named: Any) -> Any:
+        return function(**named)
+
+    found = {}
+    for name, result in results.items():
+        call = {"function": {"name": name, "arguments": {}}}
+        message, failure = await called({name: lambda result=result: result}, call, run)
+        assert not failure
+        found[name] = message["content"]
+    assert found == {"look": parts, "list": str(results["list"]), "other": str(results["other"])}

@@ -32,7 +32,7 @@ class Engines:
         self.go_on = asyncio.Event()
 
     async def ask(
-        self, one: Any, prompt_ids: list[int], stop: Any = (), affinity: Any = None, form: Any = None
+        self, one: Any, prompt_ids: list[int], stop: Any = (), affinity: Any = None, form: Any = None, images: Any = ()
     ) -> list[Any]:
         """Two tokens, the last of which ends the turn."""
         if one.ordinal:

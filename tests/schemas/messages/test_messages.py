@@ -337,9 +337,9 @@ def test_places_that_no_row_has_are_refused(places: list[tuple[int, int, int]], 
 def test_too_many_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By number and by bytes; also images without a place."""
     monkeypatch.setattr(limits, "IMAGES_BYTES", 6)
-    with pytest.raises(ValidationError, match="images: 2 with 7 bytes, and at most 64 with 6 bytes travel"):
+    with pytest.raises(ValidationError, match="images: 2 with 7 bytes, and at most 1024 with 6 bytes travel"):
         _with_places((0, 0, 1), (1, 1, 1))
-    with pytest.raises(ValidationError, match="images: 65 with 0 bytes"):
-        _with_places(images=[b""] * 65)
+    with pytest.raises(ValidationError, match="images: 1025 with 0 bytes"):
+        _with_places(images=[b""] * 1025)
     with pytest.raises(ValidationError, match="must name each of 1 images"):
         _with_places(images=[b"red"])

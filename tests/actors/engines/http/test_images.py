@@ -128,7 +128,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (body_of(RED, image_bytes=[2**63]), "image_bytes.0: Input should be less than or equal to 67108864"),
     (body_of(RED, image_bytes=[1 << 26] * 5, image_places=[(0, n) for n in range(5)]), "image_bytes: 335544320 bytes"),
     (body_of(RED, image_bytes=[1] * 65), "image_bytes: List should have at most 64 items"),
-    (body_of(RED, image_places=[(0, 0)] * 65), "image_places: List should have at most 64 items"),
+    (body_of(RED, image_places=[(0, 0)] * 8001), "image_places: List should have at most 8000 items"),
     (body_of(RED, image_places=[]), "image_places: List should have at least 1 item"),
     (body_of(RED, image_places=[(0, 1)]), "image_places: must name each of 1 images, and no other"),
     (body_of(RED, BLUE, image_places=[(0, 0)]), "image_places: must name each of 2 images"),
