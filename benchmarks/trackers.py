@@ -2,11 +2,14 @@
 
 The runs are of the quickstart's size, in turns with runs without a tracker, in an order that changes with each round.
 The limit is that each kind of run trains at least 98 % of the completions per second of the runs without a tracker, by
-the median of the rounds' ratios. The frozen process has been stopped by SIGSTOP after its first steps. The full disk is
-a tmpfs for all files of the tracker, which needs the right to mount one; without it this kind is left out, and the
-table says so. Each tracker's package must be installed; W&B and SwanLab write files in their offline modes.
+the median of the rounds' ratios. Rates differ by more than that from run to run; the CPU time of the tracker's
+processes, as a share of that of all processors (`cpu_share`), bounds what a run can lose, and varies far less. It is
+counted from the moment at which the tracker has its first steps, so without the import of the tracker's package. The
+frozen process is stopped by SIGSTOP at that moment, and the disk gets full. The full disk is a tmpfs for all files of
+the tracker, which needs the right to mount one; without it this kind is left out, and the table says so. Each tracker's
+package must be installed; W&B and SwanLab write files in their offline modes.
 
-    python -m benchmarks.trackers [--trackers tensorboard,mlflow] [--steps 60] [--rounds 5] [--model DIR] [--json PATH]
+    python -m benchmarks.trackers [--trackers tensorboard,mlflow] [--steps 120] [--rounds 5] [--model DIR] [--json PATH]
 """
 
 import argparse
@@ -26,6 +29,7 @@ from typing import Any
 from benchmarks.end_to_end import GROUP_SIZE, GROUPS, QUICKSTART
 from benchmarks.machine import publish
 from tests.chaos.disk import filled, small_disk
+from tests.processes import children as children_of
 from tests.ring.harness import children
 
 LIMIT = 0.98
@@ -42,12 +46,14 @@ PATIENCE_SECONDS = 600.0
 
 Kind = tuple[str, str]
 """Tracker and its state."""
+Figures = tuple[float, float]
+"""Completions per second after the run's first steps, and the tracker's share of all processors' time."""
 
 
 def main() -> None:
     """Run all kinds in turns and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trackers", default="tensorboard", help=f"of {', '.join(TRACKERS)}")
     parser.add_argument("--model", type=Path, help="folder of the quickstart's model, which is made by default")
@@ -64,33 +70,34 @@ def main() -> None:
             subprocess.run([sys.executable, QUICKSTART / "model.py", model], check=True, capture_output=True)
         states = [state for state in STATES if state != "full" or not why]
         kinds = [(NONE, ""), *((tracker, state) for tracker in trackers for state in states)]
-        rates: dict[Kind, list[float]] = {kind: [] for kind in kinds}
+        figures: dict[Kind, list[Figures]] = {kind: [] for kind in kinds}
         for number in range(arguments.rounds):
             # another kind first in each round: what warms or tires the machine falls on all alike
             for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
-                rates[kind].append(_rate(folder / f"{'-'.join(kind)}{number}", kind, arguments, model, disk))
-    rows = [_row(kind, rates) for kind in kinds]
+                figures[kind].append(_figures(folder / f"{'-'.join(kind)}{number}", kind, arguments, model, disk))
+    rows = [_row(kind, figures) for kind in kinds]
     if why:
         print(f"full: left out, {why}")
     publish({"trackers": rows, "limit": LIMIT}, rows, arguments.json)
 
 
-def _row(kind: Kind, rates: dict[Kind, list[float]]) -> dict[str, Any]:
-    ratios = [rate / plain for rate, plain in zip(rates[kind], rates[NONE, ""], strict=True)]
+def _row(kind: Kind, figures: dict[Kind, list[Figures]]) -> dict[str, Any]:
+    ratios = [rate / plain for (rate, _), (plain, _) in zip(figures[kind], figures[NONE, ""], strict=True)]
     share = statistics.median(ratios)
     return {
         "tracker": kind[0],
         "state": kind[1],
-        "completions_per_second": round(statistics.median(rates[kind]), 1),
+        "completions_per_second": round(statistics.median(rate for rate, _ in figures[kind]), 1),
         "share": round(share, 3),
         "smallest": round(min(ratios), 3),
         "largest": round(max(ratios), 3),
         "within_limit": share >= LIMIT,
+        "cpu_share": round(statistics.median(used for _, used in figures[kind]), 4),
     }
 
 
-def _rate(output: Path, kind: Kind, arguments: argparse.Namespace, model: Path, disk: Path) -> float:
-    """Run to the end; return the completions per second after the first steps."""
+def _figures(output: Path, kind: Kind, arguments: argparse.Namespace, model: Path, disk: Path) -> Figures:
+    """Run to the end."""
     tracker, state = kind
     files = output / "trackers"
     if state == "full":
@@ -111,10 +118,14 @@ def _rate(output: Path, kind: Kind, arguments: argparse.Namespace, model: Path, 
     assert process.stderr is not None
     try:
         with contextlib.ExitStack() as faults:
+            _wait_for_steps(output, process)
+            if tracker != NONE:
+                _wait_for_tracker(files / f"{tracker}.jsonl", output, process)
+            began, before = time.monotonic(), _tracker_seconds(process.pid)
             if state in ("frozen", "full"):
-                _wait_for_steps(output, process)
                 faults.enter_context(_frozen(process.pid) if state == "frozen" else filled(disk))
-            _wait_for_end(output, process)
+            used = _wait_for_end(output, process) - before
+            cpu_share = used / (time.monotonic() - began) / (os.cpu_count() or 1)
         if process.wait(PATIENCE_SECONDS):
             raise RuntimeError(f"the run {output.name} failed: {process.stderr.read()}")
     finally:
@@ -122,7 +133,22 @@ def _rate(output: Path, kind: Kind, arguments: argparse.Namespace, model: Path, 
     times = [line["time"] for line in _lines(output)]
     assert len(times) == arguments.steps, f"{output.name}: {len(times)} of {arguments.steps} steps are in metrics.jsonl"
     counted = times[FIRST_STEPS:]
-    return float(GROUPS * GROUP_SIZE * (len(counted) - 1) / (counted[-1] - counted[0]))
+    return GROUPS * GROUP_SIZE * (len(counted) - 1) / (counted[-1] - counted[0]), cpu_share
+
+
+def _tracker_seconds(supervisor: int) -> float:
+    """Return the CPU seconds of the tracker and its live and ended descendants; 0 without a tracker."""
+    tracker = children(supervisor).get("tracker-0")
+    return _seconds_of_tree(tracker) if tracker is not None else 0.0
+
+
+def _seconds_of_tree(pid: int) -> float:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:  # it has ended, and counts as one of its parent's ended children
+        return 0.0
+    ticks = sum(map(int, words[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(_seconds_of_tree(child.pid) for child in children_of(pid))
 
 
 def _lines(output: Path) -> list[dict[str, Any]]:
@@ -138,13 +164,25 @@ def _wait_for_steps(output: Path, process: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
-def _wait_for_end(output: Path, process: "subprocess.Popen[str]") -> None:
-    """Wait for the end of training: a fault lasts until then."""
+def _wait_for_tracker(journal: Path, output: Path, process: "subprocess.Popen[str]") -> None:
+    """Wait until the tracker surely has its first steps."""
     deadline = time.monotonic() + PATIENCE_SECONDS
+    while not journal.exists() or '"held"' not in journal.read_text():
+        if process.poll() is not None or time.monotonic() > deadline or (output / "summary.json").exists():
+            raise TimeoutError(f"{journal} has no step by the end of training; take more --steps")
+        time.sleep(0.05)
+
+
+def _wait_for_end(output: Path, process: "subprocess.Popen[str]") -> float:
+    """Wait for the end of training, as long as a fault lasts; return the CPU seconds of the tracker by then."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    used = 0.0
     while not (output / "summary.json").exists() and process.poll() is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the run has not ended after {PATIENCE_SECONDS:g} s")
-        time.sleep(0.2)
+        used = _tracker_seconds(process.pid)
+        time.sleep(0.5)
+    return used
 
 
 @contextlib.contextmanager

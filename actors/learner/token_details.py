@@ -72,6 +72,8 @@ class TokenDetailsWriter:
         self._folder, self._num_groups, self._loss = output / FOLDER, num_groups, loss
         self._kept: dict[int, _Kept] = {}
         """By number of the micro-batch."""
+        self._files: _RankFiles | None = None
+        """Made by the thread that writes."""
         self._pool = threads.Workers(1, "tokens")
         self._running: Future[None] | None = None
 
@@ -81,7 +83,7 @@ class TokenDetailsWriter:
         A micro-batch that is computed again replaces its values.
         """
         first, last = batch.micro_batch_offsets[number : number + 2]
-        if np.isin(batch.sample_ordinals[first:last], batch.ordinals[: self._num_groups]).any():
+        if _are_of(batch.sample_ordinals[first:last], batch.ordinals[: self._num_groups]).any():
             self._kept[number] = _Kept(inputs.detached(), tokens)
 
     def write(self, batch: StepBatch) -> None:
@@ -111,12 +113,41 @@ class TokenDetailsWriter:
 
     def _save(self, step: int, rank: int, arrays: Arrays, facts: Mapping[str, str]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / name_of(step, rank)
-        staging = path.with_name(f".{path.name}")
+        if self._files is None:
+            self._files = _RankFiles(self._folder, rank)
+        staging = self._folder / f".{name_of(step, rank)}"
         save_file(arrays, staging, dict(facts))
-        # whole or not at all; of a step that is trained again, the newer values
-        staging.replace(path)
-        _remove_oldest(self._folder, rank)
+        self._files.add(step, staging)
+
+
+class _RankFiles:
+    """Files of one rank, of MAX_BYTES at most, or one.
+
+    The folder is looked at once, since a long run has ten thousands of files in it.
+
+    Args:
+        folder: folder of the files.
+        rank: the rank.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        steps = sorted(int(name[1]) for path in folder.iterdir() if (name := NAME.fullmatch(path.name)))
+        paths = {step: folder / name_of(step, rank) for step in steps}
+        self._sizes = {step: path.stat().st_size for step, path in paths.items() if path.exists()}
+        """Bytes by step, those written longest ago first."""
+        self._num_bytes = sum(self._sizes.values())
+
+    def add(self, step: int, staging: Path) -> None:
+        """Give a file its name, and remove the oldest ones for it; of a step that is trained again, the newer stays."""
+        size = staging.stat().st_size
+        staging.replace(self._folder / name_of(step, self._rank))
+        self._num_bytes += size - self._sizes.pop(step, 0)
+        self._sizes[step] = size
+        while self._num_bytes > MAX_BYTES and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            (self._folder / name_of(oldest, self._rank)).unlink(missing_ok=True)
+            self._num_bytes -= self._sizes.pop(oldest)
 
 
 def arrays_of(batch: StepBatch, kept: Mapping[int, Any], ordinals: NDArray[np.int64]) -> Arrays:
@@ -127,29 +158,39 @@ def arrays_of(batch: StepBatch, kept: Mapping[int, Any], ordinals: NDArray[np.in
         kept: values of micro-batches by number.
         ordinals: the groups.
     """
-    samples: list[int] = []
     pieces: list[Arrays] = []
     for number in sorted(kept):
         first, last = (int(i) for i in batch.micro_batch_offsets[number : number + 2])
-        values = _values_of(kept[number])
-        lengths = np.diff(batch.sample_offsets[first : last + 1]) - batch.prompt_lengths[first:last]
-        starts = np.cumsum([0, *lengths])
-        for b in range(first, last):
-            if batch.sample_ordinals[b] not in ordinals:
-                continue
-            place = slice(starts[b - first], starts[b - first + 1])
-            behind = slice(batch.sample_offsets[b] + batch.prompt_lengths[b], batch.sample_offsets[b + 1])
-            own: Arrays = {"token_ids_T": batch.token_ids[behind], "versions_T": batch.versions[behind]}
-            own |= {"loss_mask_T": batch.loss_mask[behind], "inference_logprobs_T": batch.logprobs[behind]}
-            samples.append(b)
-            pieces.append(own | {name: array[place] for name, array in values.items()})
+        lengths_B = np.diff(batch.sample_offsets[first : last + 1]) - batch.prompt_lengths[first:last]
+        chosen_B = _are_of(batch.sample_ordinals[first:last], ordinals)
+        sizes = lengths_B[chosen_B]
+        # places of the tokens, in the batch and among the micro-batch's tokens behind prompts
+        behind = _places((batch.sample_offsets[first:last] + batch.prompt_lengths[first:last])[chosen_B], sizes)
+        place = _places((np.cumsum(lengths_B) - lengths_B)[chosen_B], sizes)
+        pieces.append(
+            {
+                "ordinals_B": batch.sample_ordinals[first:last][chosen_B],
+                "completions_B": batch.completions[first:last][chosen_B],
+                "sizes_B": sizes,
+                "token_ids_T": batch.token_ids[behind],
+                "versions_T": batch.versions[behind],
+                "loss_mask_T": batch.loss_mask[behind],
+                "inference_logprobs_T": batch.logprobs[behind],
+            }
+            | {name: array[place] for name, array in _values_of(kept[number]).items()}
+        )
     joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    offsets_B = np.cumsum([0, *(piece["token_ids_T"].size for piece in pieces)])
-    return joined | {
-        "ordinals_B": batch.sample_ordinals[samples],
-        "completions_B": batch.completions[samples],
-        "offsets_B": offsets_B.astype(np.int64),
-    }
+    return joined | {"offsets_B": np.cumsum([0, *joined.pop("sizes_B")]).astype(np.int64)}
+
+
+def _are_of(ordinals_B: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which samples are of these groups; `numpy.isin` takes longer for the few of a micro-batch."""
+    return np.asarray((ordinals_B[:, None] == groups).any(axis=1))
+
+
+def _places(starts: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
+    """Return the indices of ranges, one behind the other."""
+    return np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
 
 
 def _values_of(kept: _Kept) -> Arrays:
@@ -169,16 +210,3 @@ def _values_of(kept: _Kept) -> Arrays:
 def _plain(values_T: Tensor) -> NDArray[Any]:
     values_T = values_T.cpu()
     return values_T.float().numpy() if values_T.is_floating_point() else values_T.numpy().astype(np.uint8)
-
-
-def _remove_oldest(folder: Path, rank: int) -> None:
-    """Remove the files of the oldest steps of a rank until the others have MAX_BYTES at most, or only one is left."""
-    own = {
-        int(name[1]): path for path in folder.iterdir() if (name := NAME.fullmatch(path.name)) and int(name[2]) == rank
-    }
-    size = sum(path.stat().st_size for path in own.values())
-    for step in sorted(own)[:-1]:
-        if size <= MAX_BYTES:
-            break
-        size -= own[step].stat().st_size
-        own[step].unlink()

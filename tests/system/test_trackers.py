@@ -210,10 +210,13 @@ def test_the_benchmark_measures_each_tracker_that_it_is_given(tmp_path: Path) ->
     """In a few steps, whose rates say nothing: one row without a tracker, and one for each state of each tracker."""
     figures = tmp_path / "figures.json"
     command = [_python(), "-m", "benchmarks.trackers", "--trackers", "tensorboard,mlflow", "--json", str(figures)]
-    done = subprocess.run([*command, "--steps", "6", "--rounds", "1"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*command, "--steps", "60", "--rounds", "1"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = json.loads(figures.read_text())["trackers"]
     states = ("sending", "frozen") if "full: left out" in done.stdout else ("sending", "frozen", "full")
     found = [(row["tracker"], row["state"]) for row in rows]
     assert found == [("none", ""), *((tracker, state) for tracker in ("tensorboard", "mlflow") for state in states)]
     assert all(row["completions_per_second"] > 0 for row in rows)
+    shares = {(row["tracker"], row["state"]): row["cpu_share"] for row in rows}
+    # a stopped process uses nothing, and one that sends uses something
+    assert all(shares[tracker, "frozen"] < shares[tracker, "sending"] for tracker in ("tensorboard", "mlflow"))

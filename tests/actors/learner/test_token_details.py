@@ -163,8 +163,9 @@ def test_the_parts_of_all_tokens_add_up_to_the_loss(config: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("resumed", [False, True])
 def test_the_oldest_steps_go_when_there_are_too_many_bytes(
-    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
     """Of the own rank alone, and never the newest; a step that is trained again replaces its file."""
     made = learner(run_config(model_folder()), tmp_path)
@@ -174,8 +175,11 @@ def test_the_oldest_steps_go_when_there_are_too_many_bytes(
     (folder / "step_000001.rank1.safetensors").touch()
     for step in (1, 2, 3, 3):
         made.step(step_batch(random_samples(), step=step))
-        made.details.close()
-        made.details = TokenDetailsWriter(tmp_path, 99, "surogate")
+        assert made.details._running is not None
+        made.details._running.result(60)
+        if resumed:
+            made.details.close()
+            made.details = TokenDetailsWriter(tmp_path, 99, "surogate")
         monkeypatch.setattr(
             token_details,
             "MAX_BYTES",
