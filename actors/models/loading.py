@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_files
 
-from actors.models import choices
+from actors.models import choices, recomputation
 from actors.models.attention import implementation
 from actors.models.lora_forward import replace_forward
 from actors.models.quantized.loading import with_codes
@@ -268,14 +268,19 @@ def switch_off_dropout(model: nn.Module) -> None:
 
 
 def checkpoint_gradients(model: nn.Module, config: ModelConfig) -> None:
-    """Make each layer keep only its input for the backward pass, and recompute the rest there.
+    """Make each layer keep only its input for the backward pass, or what costs most, and recompute the rest there.
 
     Raises:
         ConfigError: the model's layers don't support checkpointing.
     """
+    # non-reentrant: works with frozen inputs, as under LoRA
+    keys: dict[str, Any] = {"use_reentrant": False}
+    if config.gradient_checkpointing == "selective":
+        keys["context_fn"] = recomputation.contexts
     try:
-        # non-reentrant: works with frozen inputs, as under LoRA
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keys)  # type: ignore[operator]
+        # transformers asks for gradients of the inputs, which the reentrant variant alone needs
+        model.disable_input_require_grads()  # type: ignore[operator]
     except ValueError as error:
         raise ConfigError(f"model.gradient_checkpointing: {config.path}: {str(error).splitlines()[0]}") from error
 

@@ -21,6 +21,7 @@ from actors.models.kv_size import kv_bytes_per_token
 from actors.models.logprobs import CHUNK_BYTES
 from actors.models.quantized.loading import hold_bytes, replace_layers
 from actors.models.quantized.scheme import read_scheme
+from actors.models.recomputation import KeptResults
 from actors.models.vision.parts import attention_by_part, auto_class, freeze_vision, vision_part
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
@@ -239,11 +240,12 @@ def _as_on_cpu(model: nn.Module) -> nn.Module:
     return model
 
 
-def _kept_bytes(model: Any, num_tokens: int, autocast: torch.dtype, checkpointing: bool) -> int:
+def _kept_bytes(model: Any, num_tokens: int, autocast: torch.dtype, checkpointing: bool | str) -> int:
     """Return the bytes kept by the layers for a row, and the gradients inside a layer during a backward pass.
 
     Args:
         autocast: precision of the computation; float32: that of the weights.
+        checkpointing: `model.gradient_checkpointing`.
     """
     kept: dict[int, int] = {}
     with FakeTensorMode():
@@ -261,9 +263,11 @@ def _kept_bytes(model: Any, num_tokens: int, autocast: torch.dtype, checkpointin
         ends = np.array([0, num_tokens])
         row = pack_row(np.zeros(num_tokens, np.int32), ends, np.array([1]), [0], torch.device("cpu"))
         body = model.get_decoder()
+        results = KeptResults()
         with (
             torch.autocast("cpu", autocast, enabled=autocast is not torch.float32),
             torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+            results,
         ):
             output = body(**row.forward_arguments()).last_hidden_state
         # the model's output is as large as the input of each layer
@@ -271,7 +275,9 @@ def _kept_bytes(model: Any, num_tokens: int, autocast: torch.dtype, checkpointin
     num_layers = int(body.config.get_text_config().num_hidden_layers)
     one_layer = total // num_layers
     # besides, the layer in its backward pass holds gradients or, with checkpointing, its recomputed tensors
-    return num_layers * between + one_layer if checkpointing else total + one_layer
+    if not checkpointing:
+        return total + one_layer
+    return num_layers * between + one_layer + (results.num_bytes if checkpointing == "selective" else 0)
 
 
 def _state_bytes(model: Any, trained: list[nn.Parameter], config: OptimizerConfig) -> int:

@@ -127,9 +127,11 @@ class ModelConfig(Section):
     """Tokens to multiples of which the trainer pads its rows, at most up to `packer.sequence_len`, so that a GPU sees
     few different lengths. The padding is in no sample. 1: no padding. Empty: 1 on a CPU; on a GPU an eighth of
     `packer.sequence_len`, as a multiple of 128."""
-    gradient_checkpointing: Free[bool] = False
+    gradient_checkpointing: Free[bool | Literal["selective"]] = False
     """Recomputation of each policy layer in the backward pass instead of keeping its activations: up to a third more
-    computation, and much less memory for long rows (transformers' non-reentrant variant)."""
+    computation, and much less memory for long rows (transformers' non-reentrant variant). `selective`: products of
+    matrices and attention are kept and the rest is computed again, for a few percent more computation, and less memory
+    than without."""
     compile: Free[bool] = False
     """Compilation of the policy's layers in the trainer with torch.compile: minutes at the start, faster steps on GPUs.
     A step trained again, in a replay or after a crash, may then differ in its last bits."""

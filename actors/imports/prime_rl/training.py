@@ -74,6 +74,9 @@ def _convert_switch(job: Import, section: str, target: str, also: bool = False) 
     if not job.has(section):
         job.run.set(target, is_on, f"default of {job.report.origin}" if not also else "on with ac_offloading")
         return
+    if is_on and job.given.get(f"{section}.mode") == "selective":
+        job.convert([section, *below], {target: "selective"}, "selective")
+        return
     job.convert([section, *below], {target: is_on}, text)
 
 

@@ -222,3 +222,15 @@ def test_what_prime_rl_refuses_is_refused(tmp_path: Path, text: str, problem: st
     """Faults of a file, each in words."""
     with pytest.raises(ConfigError, match=problem):
         imported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("ac", "value"),
+    [('ac = "None"', False), ("ac = {}", True), ('ac = {mode = "selective"}', "selective")],
+    ids=["none", "full", "selective"],
+)
+def test_selective_recomputation_stays_selective(tmp_path: Path, ac: str, value: object) -> None:
+    """A section without a mode recomputes whole layers."""
+    source = "[[orchestrator.train.source]]\nid = 'm'\n"
+    job = imported(tmp_path, f"max_steps = 3\n[trainer.model]\n{ac}\n[inference]\n{source}")
+    check_values(job, {"model.gradient_checkpointing": value})

@@ -40,7 +40,11 @@ def learner_of(model_folder: ModelFolder, compiled: bool, **keys: Any) -> TorchL
 @needs_a_compiler
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("keys", [{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}, {"gradient_checkpointing": "selective"}],
+    ids=["full", "lora", "selective"],
+)
 def test_compiled_layers_train_what_they_train_without(model_folder: ModelFolder, keys: dict[str, Any]) -> None:
     """Three steps on rows of other lengths each: loss, gradient norm and weights within 1e-5 of plain ones."""
     from torch._dynamo.utils import counters

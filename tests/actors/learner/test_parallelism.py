@@ -39,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfloat16_lora": {"lora": {"rank": 4}, "dtype": "bfloat16"},
     "vision": {"family": "qwen3_vl"},
     "checkpointing": {"lora": {"rank": 4}, "model": {"gradient_checkpointing": True}},
+    "selective": {"model": {"gradient_checkpointing": "selective"}},
     "compiled": {"model": {"compile": True}},
     "untied_decay": {"family": "llama", "optimizer": {"weight_decay": 0.1, "decay_embeddings": False}},
 }

@@ -1,0 +1,62 @@
+"""Selective recomputation: what a layer keeps for its backward pass, and what is computed again there.
+
+Products of matrices and attention are kept, since they are nearly all of a layer's computation; norms, rotary
+embeddings, activation functions and copies are computed again, since they are nearly all of its memory ("selective
+activation recomputation", Korthikanti et al. 2022; prime-rl's `ac.mode: selective`).
+"""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+PRODUCTS = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.baddbmm.default,
+        torch.ops.aten._scaled_mm.default,
+        torch.ops.aten._grouped_mm.default,
+    }
+)
+"""Operations that multiply matrices."""
+ATTENTION = ("_attention", "flash_attn", "varlen_attn")
+"""Parts of the names of operations that compute attention, those of torch and of the package flash-attn."""
+
+
+def is_kept(operation: Any) -> bool:
+    """Return whether the result of an operation is kept for the backward pass."""
+    return operation in PRODUCTS or any(part in str(operation) for part in ATTENTION)
+
+
+def contexts() -> Any:
+    """Return the contexts of a layer's forward pass and of its recomputation, for `torch.utils.checkpoint`."""
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if is_kept(operation) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class KeptResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counter of the bytes that selective recomputation keeps, for a forward pass inside its block."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages: dict[int, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the kept results."""
+        return sum(self._storages.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count what it returns."""
+        result = func(*args, **(kwargs or {}))
+        if is_kept(func):
+            storages = [leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self._storages |= {storage._cdata: storage.nbytes() for storage in storages}
+        return result
