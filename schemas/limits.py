@@ -73,6 +73,7 @@ HTTP_STOPS, HTTP_STOP_CHARACTERS = 64, 1000
 HTTP_LOGIT_BIAS = 4096
 HTTP_TOOLS = 128
 HTTP_LARGE_REQUESTS = 16
+HTTP_IMAGE_REQUESTS = 4
 
 # --- contents of heartbeats and directives ---
 
@@ -127,6 +128,7 @@ TABLE = (
     Limit("completions: logit_bias", HTTP_LOGIT_BIAS, "tokens", "of one request"),
     Limit("completions: tools", HTTP_TOOLS, "tools", "of one request, and as many calls in a message"),
     Limit("sessions: large requests", HTTP_LARGE_REQUESTS, "requests", "of one trajectory at a time, above 256 KiB"),
+    Limit("sessions: requests with images", HTTP_IMAGE_REQUESTS, "requests", "the same, with more bytes than any text"),
     Limit("completions: connections", HTTP_CONNECTIONS, "idle ones", "beyond it the oldest are closed"),
     Limit(
         "completions: head", int(HTTP_CONNECTION_SECONDS), "seconds", "without a request; bodies have request_timeout"

@@ -153,7 +153,7 @@ async def _replayed(
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"sessions": sessions})})
     chat = chats[config.environments_by_label[ticket.environment].label]
     seeds = {seed_of(ticket.seed, member): member for member in range(ticket.num_completions)}
-    engines = RecordedEngines(group, seeds, chat.decode, chat.ends)
+    engines = RecordedEngines(group, seeds, chat.decode, chat.ends, chat.bridges.special)
     player = EnvironmentPlayer(
         config, NAME, chats, cast(EngineChoice, engines), Metrics("rollout"), longest_sample(config)[1], expand
     )

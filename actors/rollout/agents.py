@@ -6,15 +6,18 @@ to services and waits for the end of it.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
+from actors.datasets.images import why_not_taken
 from actors.engines.http.access import secret, server_tls
 from actors.rollout.episode import OpenSession, Rewards, Sessions, Trajectory
 from actors.rollout.sessions.server import Count, SessionServer
 from actors.rollout.sessions.session import Session
 from actors.rollout.sessions.table import SessionTable
+from actors.rollout.turn_images import share_bytes
 from actors.trajectories.chat import Chat
+from actors.trajectories.images import MessageImages
 from schemas.config import RunConfig
 from schemas.config.environments import AgentConfig, EnvironmentBase
 from schemas.errors import ConfigError
@@ -61,6 +64,7 @@ class Agents:
             admin_key=admin,
             tls=server_tls(keys, "rollout.sessions"),
             count=self._count,
+            image_bytes=self._image_bytes(agents),
         )
         try:
             self._server = await self._stack.enter_async_context(server)
@@ -71,6 +75,13 @@ class Agents:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
+    def _image_bytes(self, agents: Sequence[AgentConfig]) -> int:
+        """Return the bytes of the images that a conversation may show; 0 if the run takes none."""
+        if why_not_taken(self._config):
+            return 0
+        share = share_bytes(self._config.packer.groups_per_step, self._config.rollout.group_size)
+        return max(one.images.max_images * min(one.images.max_bytes, share) for one in agents)
+
     def opener(self, environment: EnvironmentBase, chat: Chat) -> OpenSession | None:
         """Return what opens the session of a trajectory; None for environments that are no agents."""
         if not isinstance(environment, AgentConfig):
@@ -78,8 +89,8 @@ class Agents:
         label = environment.label
 
         @contextlib.asynccontextmanager
-        async def opened(ask: Any, data: Json) -> AsyncIterator[Sessions]:
-            session = Session(label, ask, chat, data)
+        async def opened(ask: Any, data: Json, images: MessageImages) -> AsyncIterator[Sessions]:
+            session = Session(label, ask, chat, data, images)
             assert self._server is not None
             async with self.table.opened(session):
                 yield _Recorded(session, self._server.access(session))

@@ -16,7 +16,7 @@ from actors.environments.errors import EpisodeError
 from actors.rollout.held import AttemptError
 from actors.trajectories.bridges import Message
 from actors.trajectories.forms import demand_of
-from actors.trajectories.images import ImagesError
+from actors.trajectories.images import ImagesError, MessageImages
 from actors.trajectories.recorder import RecordedTurn, Recorder, TrajectoryOverError
 from actors.trajectories.tree import TrajectoryTree
 from schemas.messages import EnvironmentFailure, Prompt, StopCondition
@@ -80,8 +80,8 @@ class Sessions(Protocol):
         ...
 
 
-OpenSession = Callable[[Any, Json], AbstractAsyncContextManager[Sessions]]
-"""Opens a session, of the function that samples turns and the example's data."""
+OpenSession = Callable[[Any, Json, MessageImages], AbstractAsyncContextManager[Sessions]]
+"""Opens a session, of the function that samples turns, the example's data, and the trajectory's images."""
 
 
 @dataclass
@@ -256,7 +256,8 @@ async def _driven(
         else:
             session: Sessions | None = None
             try:
-                async with sessions(driven.turn, data | {"seed": seed}) as session:
+                images = trajectory.recorder.images
+                async with sessions(driven.turn, data | {"seed": seed}, images) as session:
                     rewards = await episode.run(data, seed, driven.answer, session.access)
                     trajectory.rewards = session.split(rewards)
             finally:

@@ -5,7 +5,7 @@ prompt with the tokens of a recorded one gets the recorded answer, any other pro
 first difference.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,7 @@ class RecordedEngines:
         seeds: completion by the seed of its first turn.
         decode: text of tokens, with all special tokens.
         ends: texts of the tokens that end a completion.
+        special: special tokens, in whose names engines look for no stop text.
     """
 
     def __init__(
@@ -104,8 +105,9 @@ class RecordedEngines:
         seeds: Mapping[int, int],
         decode: Callable[[Sequence[int]], str],
         ends: Sequence[str],
+        special: Container[int] = (),
     ) -> None:
-        self._seeds, self._decode, self._ends = seeds, decode, tuple(ends)
+        self._seeds, self._decode, self._ends, self._special = seeds, decode, tuple(ends), special
         self._played = {
             completion: _Played(
                 int(group.counts[completion, TURNS]),
@@ -167,8 +169,9 @@ class RecordedEngines:
 
     def _finish(self, call: RecordedCall, stop: Sequence[str]) -> str:
         """Return why an answer ended: by an end of its own, or at its limit of tokens."""
-        text = self._decode(call.token_ids)
-        return "stop" if text.endswith(self._ends) or any(one in text for one in stop) else "length"
+        text = self._decode([token for token in call.token_ids if token not in self._special])
+        is_ended = self._decode(call.token_ids).endswith(self._ends) or any(one in text for one in stop)
+        return "stop" if is_ended else "length"
 
     def _unnamed(self, played: _Played, prompt_ids: list[int]) -> RecordedCall | None:
         """Return the call whose prompt and answer are a part of a sample's prompt; its answer has an end of its own."""

@@ -14,6 +14,11 @@ from schemas.errors import ConfigError
 LOWER = "lower packer.groups_per_step or rollout.group_size"
 
 
+def share_bytes(groups_per_step: int, group_size: int) -> int:
+    """Return the bytes that the images of one trajectory may have together: a fixed share of those of a step."""
+    return limits.IMAGES_BYTES // (groups_per_step * group_size)
+
+
 class TurnImages:
     """Images of one trajectory, kept by digest. Implements `actors.trajectories.images.MessageImages`.
 
@@ -34,9 +39,8 @@ class TurnImages:
         self._source = ImageSource(ImagesConfig(**keys.model_dump()), None)
         self._expand, self._why_not = expand, why_not
         self._max_images = keys.max_images
-        num_trajectories = groups_per_step * group_size
-        self._share = min(limits.LIST_ITEMS // num_trajectories, limits.GROUP_IMAGES // group_size)
-        self._share_bytes = limits.IMAGES_BYTES // num_trajectories
+        self._share = min(limits.LIST_ITEMS // (groups_per_step * group_size), limits.GROUP_IMAGES // group_size)
+        self._share_bytes = share_bytes(groups_per_step, group_size)
         self._images: dict[str, Image] = {}
         self._num_places = 0
 

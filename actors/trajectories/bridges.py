@@ -62,6 +62,8 @@ class Bridges:
     ) -> None:
         self._render, self._encode = render, encode
         self._ends, self._special = frozenset(ends), frozenset(special)
+        self.special = self._special
+        """Special tokens of the model."""
         self._known = _Known()
 
     def first(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:

@@ -83,6 +83,12 @@ class TextAlone:
         return token_ids, []
 
 
+def shows_images(messages: Sequence[Message]) -> bool:
+    """Return whether messages, as `known` returns them, have images."""
+    parts = (part for message in messages for part in parts_of(message))
+    return any(isinstance(part, Mapping) and part.get("type") == "image" for part in parts)
+
+
 def parts_of(message: Message) -> list[Any]:
     """Return the parts of a message's content; none if the content is a text."""
     content = message.get("content")

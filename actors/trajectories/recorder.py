@@ -15,7 +15,7 @@ from typing import Any
 from actors.trajectories.bridges import Message
 from actors.trajectories.chat import Chat, assistant_message
 from actors.trajectories.forms import AnswerForm, Demand
-from actors.trajectories.images import MessageImages, ShownImage, TextAlone
+from actors.trajectories.images import MessageImages, ShownImage, TextAlone, parts_of, shows_images
 from actors.trajectories.tree import SampledTurn, TrajectoryTree
 from schemas.messages import StopCondition
 
@@ -205,7 +205,7 @@ class Recorder:
         self._taken.add(ordinal)
         try:
             if prompt_ids is not None:
-                if self.tree.has_images:
+                if self.tree.has_images or shows_images(messages):
                     raise ValueError("prompt: a trajectory with images takes messages, and no token ids")
                 prompt = _Prompt(list(prompt_ids))
             elif num_characters > LARGE_CHARACTERS:
@@ -306,6 +306,8 @@ class Recorder:
     def _check_length(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
         """Refuse texts that can't fit in any tokens: to encode them would hold all other trajectories up."""
         contents = [content for one in messages if isinstance(content := one.get("content"), str)]
+        parts = (part for one in messages for part in parts_of(one) if isinstance(part, dict))
+        contents += [text for part in parts if isinstance(text := part.get("text"), str)]
         contents.append(_written(list(tools or ())))
         longest, most = max(contents, key=len, default=""), self.limits.sequence_len
         size, what = sum(map(len, contents)), "characters"

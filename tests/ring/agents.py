@@ -1,5 +1,6 @@
 """Agents that talk to the model over HTTP, by the standard library alone."""
 
+import base64
 import json
 import os
 import sys
@@ -27,6 +28,24 @@ def two_calls(data: dict[str, Any], base_url: str, api_key: str) -> float:
     message = chat(base_url, api_key, messages)["choices"][0]["message"]
     chat(base_url, api_key, [*messages, message, {"role": "user", "content": "And then?"}])
     return 1.0 if message["content"].count("a") else 0.5
+
+
+def looks(data: dict[str, Any], base_url: str, api_key: str) -> float:
+    """Show drawn images in two calls, other ones for each answer; each letter before `m` earns."""
+    # the worker looks for modules next to this file
+    from worlds import picture  # type: ignore[import-not-found]
+
+    def shown(words: str, *images: bytes) -> dict[str, Any]:
+        urls = [f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in images]
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        return {"role": "user", "content": [*parts, {"type": "text", "text": words}]}
+
+    messages = [shown("go", picture(16, 24, data["index"]))]
+    first = chat(base_url, api_key, messages)["choices"][0]["message"]
+    drawn = picture(8 * (1 + len(first["content"]) % 3), 16, sum(map(ord, first["content"])))
+    messages += [first, shown("on", drawn, picture(16, 24, data["index"]))]
+    last: str = chat(base_url, api_key, messages)["choices"][0]["message"]["content"]
+    return sum(letter < "m" for letter in last) / max(1, len(last))
 
 
 class PerCall:

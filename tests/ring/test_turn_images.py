@@ -60,7 +60,7 @@ def turns_with_images(config: RunConfig) -> list[int]:
     return [
         sum(part["type"] == "image" for one in messages if isinstance(one["content"], list) for part in one["content"])
         for record in read_lines(config.output / "samples.jsonl")
-        for messages in record["messages"]
+        for messages in record.get("messages", [])
     ]
 
 
@@ -99,6 +99,21 @@ def test_images_of_later_turns_are_trained_as_sampled_also_after_a_kill(tmp_path
     assert isinstance(one, PythonConfig)
     one.options["shade"] = 1
     assert "images: other ones than in the record, with the same tokens" in trajectories_replayed(config)
+
+
+def test_images_that_an_agent_sends_are_trained_as_sampled(tmp_path: Path) -> None:
+    """By OpenAI's chat API, in both calls; the second call has the first one's image again, and shows it once more."""
+    agent = {"type": "agent", "name": "looks", "path": f"{WORLDS.with_name('agents.py')}:looks", "options": {}}
+    config = config_of(tmp_path, **agent)
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+    steps = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
+    assert [step["mismatch_max"] < 1e-4 for step in steps] == [True] * STEPS
+    assert max(turns_with_images(config)) == 3
+    assert max(step["samples_per_completion"] for step in steps) == 1.0
+    assert replayed(config, 3).count("same bits") == 3
+    assert "DIFFERENT" not in (told := trajectories_replayed(config)), told
 
 
 def test_a_hostile_image_ends_its_trajectory_in_words_and_costs_no_other(tmp_path: Path) -> None:

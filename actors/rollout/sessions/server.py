@@ -27,6 +27,7 @@ from actors.rollout.sessions.session import Session
 from actors.rollout.sessions.table import SessionTable
 from actors.trajectories.bridges import BridgeError
 from actors.trajectories.chat import Chat
+from actors.trajectories.images import parts_of
 from actors.trajectories.recorder import LONGEST_TOKEN
 from schemas import limits
 
@@ -36,6 +37,8 @@ LARGE_BODY_BYTES = 256 << 10
 """Bytes of a body that is parsed in a thread: the event loop answers all sessions."""
 SMALL_BODY_BYTES = 1 << 20
 """Bytes of a body that is read however few tokens a sample has: long messages may be cut (`max_message_tokens`)."""
+BASE64 = re.compile(rb"[A-Za-z0-9+/=\\]{1024,}")
+"""Run of base64 that is an image, not a word of a text; some writers of JSON escape slashes."""
 MOST_NESTING = 100
 """Deepest nesting of lists and objects; Python's own limit would be met anywhere on the way of a call."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -68,6 +71,7 @@ class SessionServer:
         sequence_len: tokens of the longest sample.
         admin_key: key with which services take sessions; empty admits all.
         count: told of each answered, repeated or refused call.
+        image_bytes: bytes of the images that one conversation may show, each as often as it stands there.
     """
 
     def __init__(
@@ -83,13 +87,17 @@ class SessionServer:
         admin_key: str = "",
         tls: ssl.SSLContext | None = None,
         count: Count = lambda environment, outcome: None,
+        image_bytes: int = 0,
     ) -> None:
         self._table, self._chats, self._model, self._sequence_len = table, chats, model, sequence_len
         self._host, self._port, self._advertised = host, port, advertised
         self._admin_key, self._tls, self._count = admin_key, tls, count
         # bytes of a text are more than its characters
         tokens = max(SMALL_BODY_BYTES, LONGEST_TOKEN * sequence_len)
-        self._most_bytes = min(limits.HTTP_BODY_BYTES, tokens)
+        self._text_bytes = min(limits.HTTP_BODY_BYTES, tokens)
+        # four characters of base64 are three bytes
+        self._most_bytes = min(limits.HTTP_IMAGES_BODY_BYTES, self._text_bytes + image_bytes * 4 // 3)
+        self._image_bytes = image_bytes
         self._stop = asyncio.Event()
         self._stack = contextlib.AsyncExitStack()
         self.url = ""
@@ -153,10 +161,13 @@ class SessionServer:
         async def with_session(request: web.Request) -> web.StreamResponse:
             session = self._table.find(_key(request))
             # a body without a length may be of any
-            is_large = (request.content_length or limits.HTTP_BODY_BYTES) > LARGE_BODY_BYTES and request.can_read_body
+            num_bytes = (request.content_length or self._most_bytes) if request.can_read_body else 0
             try:
                 with session.served():
-                    async with session.large if is_large else contextlib.nullcontext():
+                    async with (
+                        session.large if num_bytes > LARGE_BODY_BYTES else contextlib.nullcontext(),
+                        session.largest if num_bytes > self._text_bytes else contextlib.nullcontext(),
+                    ):
                         return await handle(request, session)
             except CallError:
                 self._count(session.environment, "refused")
@@ -207,23 +218,28 @@ class SessionServer:
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise CallError(415, "Content-Encoding: packed bodies are not read; send it as it is")
         if (request.content_length or 0) > self._most_bytes:
-            raise self._too_large()
+            raise self._too_large(self._most_bytes)
         try:
             async with asyncio.timeout(limits.HTTP_HEAD_SECONDS):
                 raw = await request.read()
         except TimeoutError:
             raise CallError(408, f"body: not here within {limits.HTTP_HEAD_SECONDS:g} s") from None
         except web.HTTPRequestEntityTooLarge:
-            raise self._too_large() from None
+            raise self._too_large(self._most_bytes) from None
         except (web.RequestPayloadError, ClientError) as error:
             raise CallError(400, f"body: can't be read: {error}") from None
+        if len(raw) > self._text_bytes and await asyncio.to_thread(_without_base64, raw) > self._text_bytes:
+            raise self._too_large(self._text_bytes)
         return raw, await asyncio.to_thread(_read, raw) if len(raw) > LARGE_BODY_BYTES else _read(raw)
 
-    def _too_large(self) -> CallError:
-        if self._most_bytes == limits.HTTP_BODY_BYTES:
-            return CallError(413, f"body: more than {limits.HTTP_BODY_BYTES >> 20} MiB")
-        words = f"body: more than the {self._most_bytes} bytes of any conversation with {self._sequence_len} tokens"
-        return CallError(400, f"{words} (packer.sequence_len)", "context_length_exceeded")
+    def _too_large(self, most: int) -> CallError:
+        """Return the refusal of a body with more than so many bytes, or with more than so many besides images."""
+        if most in (limits.HTTP_BODY_BYTES, limits.HTTP_IMAGES_BODY_BYTES):
+            return CallError(413, f"body: more than {most >> 20} MiB")
+        words, keys = f"of any conversation with {self._sequence_len} tokens", "packer.sequence_len"
+        if most > self._text_bytes:
+            words, keys = f"{words} and {self._image_bytes} bytes of images", f"{keys}, environments[].images"
+        return CallError(400, f"body: more than the {most} bytes {words} ({keys})", "context_length_exceeded")
 
     async def _tokenize(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Count tokens, as vLLM's endpoint does."""
@@ -242,7 +258,14 @@ class SessionServer:
         return web.json_response({"input_tokens": len(await self._rendered(session, messages.call(body)))})
 
     async def _rendered(self, session: Session, call: Call, *, opened: bool = True) -> list[int]:
-        """Return the tokens of a conversation; raise CallError if the chat template refuses it."""
+        """Return the tokens of a conversation.
+
+        Raises:
+            CallError: the conversation has images, or the chat template refuses it.
+        """
+        if any(map(parts_of, call.messages)):
+            words = "messages: have images, whose tokens are counted in the usage of an answer alone"
+            raise CallError(400, words)
         language = self._chats[session.environment]
         render = functools.partial(language.bridges.rendered, add_generation_prompt=opened)
         try:
@@ -302,6 +325,11 @@ def _guarded(
             return web.json_response(content, status=500)
 
     return guarded
+
+
+def _without_base64(raw: bytes) -> int:
+    """Return the bytes of a body besides long base64: other JSON may take a hundred times its size in memory."""
+    return len(raw) - sum(len(found[0]) for found in BASE64.finditer(raw))
 
 
 def _read(raw: bytes) -> Json:

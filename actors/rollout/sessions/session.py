@@ -21,6 +21,7 @@ from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply
 from actors.rollout.sessions.history import History
 from actors.trajectories.bridges import BridgeError, Message
 from actors.trajectories.chat import Chat
+from actors.trajectories.images import ImagesError, MessageImages, TextAlone, parts_of
 from actors.trajectories.recorder import LARGE_CHARACTERS, RecordedTurn, TrajectoryOverError
 from schemas import limits
 
@@ -57,12 +58,14 @@ class Session:
         ask: samples a turn of the trajectory.
         chat: language of the model.
         data: row of the example, for services that fetch their work.
+        images: images of the trajectory; by default none is taken.
     """
 
     environment: str
     ask: Ask
     chat: Chat
     data: Json = field(default_factory=dict)
+    images: MessageImages = field(default_factory=TextAlone)
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     """Secret that names this session in requests."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -72,6 +75,8 @@ class Session:
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.HTTP_LARGE_REQUESTS))
     """Held by each request with a large body; further ones wait before their body is read, at the longest until the
     trajectory is over (`environments[].trajectory_timeout`)."""
+    largest: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.HTTP_IMAGE_REQUESTS))
+    """Held by each request whose body is larger than any text of a conversation, with `large`."""
     is_over: bool = False
     """True once the trajectory is over: no call is answered any more."""
     reward: float | None = None
@@ -245,7 +250,7 @@ class Session:
 
     async def _reply(self, call: Call, model: str) -> Reply:
         """Sample a turn, and keep its reply."""
-        messages, digest = self._history.read(call.messages)
+        messages, digest = self._history.read(await self._known(call.messages))
         options: Json = {"tools": list(call.tools) or None, "max_tokens": call.max_tokens, "stop": list(call.stop)}
         options |= {"response_format": call.response_format, "tool_choice": call.tool_choice}
         prompt = await self._encoded(call.prompt) if isinstance(call.prompt, str) else call.prompt
@@ -260,6 +265,17 @@ class Session:
         if messages:
             self._history.add(messages, message, digest)
         return reply
+
+    async def _known(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with digests in the place of images.
+
+        Raises:
+            ImagesError: an image can't be used.
+        """
+        if not any(map(parts_of, messages)):
+            return messages
+        # base64, checksums and digests of megabytes
+        return await self.chat.aside(lambda: [self.images.known(message) for message in messages])
 
     async def _encoded(self, text: str) -> list[int]:
         if len(text) > LARGE_CHARACTERS:
@@ -329,6 +345,8 @@ def _problem(error: BaseException | None) -> CallError:
         if error.stop == "done":
             return CallError(409, "session: the trajectory is over", "session_ended")
         return CallError(429, f"budget: {error}", error.stop)
+    if isinstance(error, ImagesError):
+        return CallError(400, f"messages: {error}")
     if isinstance(error, BridgeError | ValueError):
         return CallError(400, str(error))
     return CallError(503, f"engine: {type(error).__name__}: {error}", "engine_failed")

@@ -71,6 +71,17 @@ async def test_a_stop_text_ends_an_answer() -> None:
     assert answer.finish_reason == "stop"
 
 
+async def test_a_stop_text_in_the_name_of_a_special_token_ends_nothing() -> None:
+    """Engines look for it in the text without special tokens."""
+    tree = TrajectoryTree()
+    tree.add([8, 9], SampledTurn([7, 6], [-1.0] * 2, [(0, 1, 3)]))
+    group = scored(0, [tree], random.Random(0))
+    for special, reason in ((), "stop"), ({6}, "length"):
+        recorded = RecordedEngines(group, {ticket(0).seed: 0}, decode, ["never"], special)
+        [answer] = await recorded.ask(ticket(0), [8, 9], [decode([6])], object())
+        assert answer.finish_reason == reason
+
+
 async def test_an_untrained_turn_before_all_trained_ones_is_answered_up_to_its_end() -> None:
     """Samples have such a turn in their prompts: of an answer in a demanded form, say."""
     tree = TrajectoryTree()

@@ -53,7 +53,8 @@ class Call:
     """Request of an agent."""
 
     messages: Sequence[Message] = ()
-    """The whole conversation, as in OpenAI's chat API: contents are texts, arguments of tool calls are JSON texts."""
+    """The whole conversation, as in OpenAI's chat API: contents are texts, or parts where images are among them (data
+    URLs); arguments of tool calls are JSON texts."""
     prompt: str | Sequence[int] | None = None
     """Prompt as a text or as token ids, in place of messages rendered by the chat template; None: the messages."""
     tools: Sequence[Json] = ()

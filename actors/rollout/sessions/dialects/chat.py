@@ -36,6 +36,10 @@ READS_TOKENS = ("return_token_ids", "tokens", "logprobs")
 """Parameters of clients that read the prompt's tokens."""
 IN_MESSAGES = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 """Fields of a message that a chat template may read."""
+IMAGE_TYPES = ("image_url", "input_image")
+"""Types of parts that are images, in the chat API and in the Responses API."""
+NOT_LOADED = "images are not loaded from elsewhere, since the trainer must see the same bytes"
+"""Words on images of other machines."""
 
 
 def call(body: Json) -> Call:
@@ -100,12 +104,13 @@ def message_of(given: Any, place: str) -> Message:
     """Return a message with the fields that chat templates read; parts of text are joined.
 
     Raises:
-        CallError: it is no message, or has other contents than text.
+        CallError: it is no message, or has other contents than text and images; answers of the model are text alone.
     """
     if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
         raise CallError(400, f"{place}: must be a message with a role")
     message = {name: given[name] for name in IN_MESSAGES if given.get(name) is not None}
-    message["content"] = text_of(given.get("content"), f"{place}.content")
+    read = text_of if message["role"] == "assistant" else content_of
+    message["content"] = read(given.get("content"), f"{place}.content")
     if message["role"] == "developer":
         # OpenAI's newer name; chat templates know the older one
         message["role"] = "system"
@@ -118,15 +123,30 @@ def message_of(given: Any, place: str) -> Message:
     return message
 
 
-def text_of(content: Any, place: str) -> str:
-    """Return a content as a text: parts are joined with line breaks, as vLLM does; nothing is an empty text."""
+def content_of(content: Any, place: str) -> str | list[Json]:
+    """Return a content as a text; as parts, each a text or an image (`image_url`), if an image is among them.
+
+    Raises:
+        CallError: a part is neither text nor image, or the URL of an image is no data URL.
+    """
+    if not isinstance(content, list) or not any(map(_is_image, content)):
+        return text_of(content, place, " and images")
+    return [_part(part, f"{place}.{number}") for number, part in enumerate(content)]
+
+
+def text_of(content: Any, place: str, also: str = "") -> str:
+    """Return a content as a text: parts are joined with line breaks, as vLLM does; nothing is an empty text.
+
+    Raises:
+        CallError: it has other parts than texts. `also` names the other parts that this place may have.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, Mapping)]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             return "\n".join(texts)  # type: ignore[arg-type]
-    raise CallError(400, f"{place}: must be a text, or parts of text; the policy sees nothing else")
+    raise CallError(400, f"{place}: must be a text, or parts of text{also}; the policy sees nothing else")
 
 
 def tools_of(tools: Any) -> tuple[Json, ...]:
@@ -193,6 +213,29 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
 def logprob_of(token: int, value: float) -> Json:
     """Return the logprob of a token in vLLM's form for tokens by id: the text of a token may be half a character."""
     return {"token": f"token_id:{token}", "logprob": value, "bytes": [], "top_logprobs": []}
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in IMAGE_TYPES
+
+
+def _part(part: Any, place: str) -> Json:
+    """Return a part of a content with images."""
+    if not _is_image(part):
+        return {"type": "text", "text": text_of([part], place)}
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, Mapping) else given
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise CallError(
+            400,
+            f"{place}.image_url: must be a data URL (data:image/png;base64,…); {NOT_LOADED}",
+        )
+    return image_part(url)
+
+
+def image_part(url: str) -> Json:
+    """Return an image as a part of a content, in the form of the chat API."""
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _tool_call(given: Any, place: str) -> Json:

@@ -1,8 +1,8 @@
 """Anthropic's messages. The body of `/v1/messages/count_tokens` is read by the same function.
 
-A message has blocks here: text, thoughts, uses of tools and their results. Results stand in a user's message, and
-become messages of tools. Arguments of a tool are an object, so their writing comes back otherwise than the model had it
-(see `actors.rollout.sessions.history`).
+A message has blocks here: text, images, thoughts, uses of tools and their results. Results stand in a user's message,
+and become messages of tools. Arguments of a tool are an object, so their writing comes back otherwise than the model
+had it (see `actors.rollout.sessions.history`).
 """
 
 import json
@@ -32,7 +32,7 @@ KNOWN = frozenset(
 """Parameters that are obeyed, or that change no answer."""
 IN_MODEL = ("text", "thinking", "redacted_thinking", "tool_use")
 """Blocks of the model's messages. Thoughts that are redacted can be read by their owner alone, and are left out."""
-IN_USER = ("text", "tool_result")
+IN_USER = ("text", "image", "tool_result")
 PROBLEMS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -214,20 +214,44 @@ def _of_model(blocks: Sequence[Json], place: str) -> Message:
 
 
 def _of_user(blocks: Sequence[Json], place: str) -> list[Message]:
-    """Return the results of tools as messages, and the text as a message behind them if there is any."""
+    """Return the results of tools as messages, and texts and images as a message behind them if there are any."""
     messages = [_result(block, f"{place}.content") for block in blocks if block["type"] == "tool_result"]
-    texts = [block for block in blocks if block["type"] == "text"]
-    if texts or not messages:
-        messages.append({"role": "user", "content": chat.text_of(texts, f"{place}.content")})
+    shown = [one for one in _with_images(blocks, f"{place}.content") if one["type"] != "tool_result"]
+    if shown or not messages:
+        messages.append({"role": "user", "content": chat.content_of(shown, f"{place}.content")})
     return messages
+
+
+def _with_images(blocks: Sequence[Any], place: str) -> list[Any]:
+    """Return blocks with each image in the form of the chat API.
+
+    Raises:
+        CallError: an image is not in the request itself.
+    """
+    return [
+        _image(block, f"{place}.{number}") if isinstance(block, Mapping) and block.get("type") == "image" else block
+        for number, block in enumerate(blocks)
+    ]
+
+
+def _image(block: Mapping[str, Any], place: str) -> Json:
+    source = block.get("source")
+    kind, data = (source.get("media_type"), source.get("data")) if isinstance(source, Mapping) else (None, None)
+    if not isinstance(kind, str) or not isinstance(data, str):
+        raise CallError(400, f"{place}.source: must have the type base64, with media_type and data; {chat.NOT_LOADED}")
+    return chat.image_part(f"data:{kind};base64,{data}")
 
 
 def _result(block: Json, place: str) -> Message:
     if not isinstance(block.get("tool_use_id"), str):
         raise CallError(400, f"{place}.tool_use_id: must be the id of a tool_use")
-    content = chat.text_of(block.get("content"), f"{place}.content")
+    given = block.get("content")
+    blocks = _with_images(given, f"{place}.content") if isinstance(given, list) else given
+    content = chat.content_of(blocks, f"{place}.content")
     # chat templates have no field for it, and the policy should know
-    if block.get("is_error") and "error" not in content.partition("\n")[0].lower():
+    if block.get("is_error") and not isinstance(content, str):
+        content = [{"type": "text", "text": "Error: "}, *content]
+    elif block.get("is_error") and "error" not in content.partition("\n")[0].lower():
         content = f"Error: {content}"
     return {"role": "tool", "content": content, "tool_call_id": block["tool_use_id"]}
 

@@ -236,7 +236,7 @@ def _read_item(read: _Conversation, item: Any, place: str) -> None:
     elif kind == "function_call_output":
         if not isinstance(item.get("call_id"), str):
             raise CallError(400, f"{place}.call_id: must be the call_id of a function_call")
-        content = chat.text_of(item.get("output"), f"{place}.output")
+        content = chat.content_of(item.get("output"), f"{place}.output")
         read.add({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
     elif kind == "item_reference":
         raise CallError(400, f"{place}: a session keeps no items; send the item itself (store=False)")

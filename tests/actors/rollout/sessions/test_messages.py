@@ -184,7 +184,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
         ({"messages": []}, "messages: must be a list with at least one message"),
         ({"messages": [{"content": "Go."}]}, "messages.0.role: must be user"),
         ({"messages": [{"role": "user"}]}, "messages.0.content: must be a text, or a list of blocks"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type: 'image' is nothing"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages.0.content.0.source: must have the type base64",
+        ),
         (
             {"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "The answer is"}]},
             "messages.1: the last message must be no assistant's",
@@ -217,7 +220,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "", "content": [IMAGE]}]}
                 ]
             },
-            "messages.0.content.content: must be a text",
+            "messages.0.content.content.0.source: must have the type base64",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type: web_search_20250305 is"),
         ({"tools": [OWN, {"name": "f"}]}, "tools.1.input_schema: must be a JSON schema"),

@@ -115,7 +115,10 @@ def test_a_request_is_one_of_the_chat_api() -> None:
         ({"input": ["Go."]}, "input.0: must be an item"),
         ({"input": [{"type": "item_reference", "id": "rs_1"}]}, "input.0: a session keeps no items"),
         ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input.0.type: 'web_search_call' is nothing"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content: must be a text"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input.0.content.0.image_url: must be a data URL",
+        ),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input.0.arguments: must be a text"),
         ({"input": [{"type": "function_call_output", "output": ""}]}, "input.0.call_id: must be"),
         (

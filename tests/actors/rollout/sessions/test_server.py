@@ -181,7 +181,11 @@ async def test_sampling_parameters_are_pinned_and_told(make: Any) -> None:
         (b"[1]", 400, "body: must be a JSON object"),
         (b"{}", 400, "messages: must be a list"),
         (b'{"messages": [{"role": 3}]}', 400, "messages.0: must be a message with a role"),
-        (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "messages.0.content"),
+        (
+            b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            400,
+            "messages.0.content.0.image_url",
+        ),
         (b'{"messages": [{"role": "user"}], "max_tokens": 0}', 400, "max_tokens: must be a whole number"),
         (b'{"messages": [{"role": "user"}], "tools": [{}]}', 400, "tools.0: must be"),
         (b'{"messages": [{"role": "user"}], "stop": [""]}', 400, "stop: must be"),
