@@ -72,10 +72,10 @@ def test_gradients_are_transformers_of_each_sample_alone(
     images, policy = BatchImages(model, config), TokenLogprobs(model)
     for number in non_empty(batch):
         micro = micro_batch(batch, number, CPU, images=images)
-        (policy.of(micro.row, micro.token_ids_T, None)[0] * micro.advantages_T).sum().backward()
+        (policy.of(micro.row, micro.token_ids_T, None)[0] * micro.advantages_T).sum().backward()  # type: ignore[no-untyped-call]
     plain = models.plain(folder)
     advantages = torch.cat([micro_batch(batch, n, CPU, images=images).advantages_T for n in non_empty(batch)])
-    (expected_logprobs(folder, batch, plain) * advantages).sum().backward()
+    (expected_logprobs(folder, batch, plain) * advantages).sum().backward()  # type: ignore[no-untyped-call]
     expected = {name: p.grad for name, p in plain.named_parameters()}
     moved = 0
     for name, parameter in model.named_parameters():

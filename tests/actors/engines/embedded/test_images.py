@@ -28,7 +28,7 @@ from tests.conftest import ModelFolder
 from tests.images import png
 
 LORA = {"rank": 4, "alpha": 8.0}
-TRAINED = {"train_vision_tower": True, "train_projector": True}
+TRAINED: dict[str, Any] = {"train_vision_tower": True, "train_projector": True}
 SMALL, WIDE, LARGE = png(8, 8), png(16, 40, seed=1), png(48, 32, seed=2)
 PROMPTS: list[list[Any]] = [[1, 5, SMALL, 6, WIDE, 7], [1, 20, 21], [1, LARGE], [1, 5, 6, 7, WIDE]]
 
