@@ -23,7 +23,10 @@ class _Known:
 
 
 class BatchImages:
-    """Features of the images that batches show, computed once per image by a frozen vision tower.
+    """Features of the images that batches show.
+
+    Features of a frozen vision tower and projector are computed once per image. If a part is trained, they are computed
+    for each micro-batch, once per image in it, by the weights as they are then, and with the gradient of the caller.
 
     The image processor is loaded with the first image, so a run without images needs none.
 
@@ -51,6 +54,8 @@ class BatchImages:
         """
         if not batch.images:
             return []
+        if self._cache is not None and self._config.trained_vision:
+            self._cache.forget()
         if self._known is None or self._known.batch is not batch:
             self._known = _Known(batch, batch.places_of_samples(), [digest_of(image) for image in batch.images])
         known = self._known

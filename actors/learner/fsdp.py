@@ -100,7 +100,8 @@ class FullySharded:
 def shard(model: nn.Module, mesh: Any, device: torch.device, dtype: torch.dtype) -> None:
     """Spread the parameters over the ranks of a mesh, in place: each decoder layer, then everything else together.
 
-    A vision tower stays whole on each rank, in `dtype`: it is frozen, and runs apart from the model's forward.
+    A vision tower stays whole on each rank, in `dtype`: it is frozen, since the configuration refuses to train
+    it with shards, and runs apart from the model's forward.
 
     Trained parameters become float32 masters: they are rounded to `dtype` when they are gathered. The gradients of a
     micro-batch are computed in `dtype`, but summed over ranks and micro-batches in float32. Gradients are summed over

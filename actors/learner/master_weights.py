@@ -36,7 +36,7 @@ class MasterWeights:
         self._rounded, self._exact = list(rounded.values()), list(exact.values())
         master_of = dict(masters.named_parameters())
         for name, weight in model.named_parameters():
-            if not weight.requires_grad:  # a frozen vision tower
+            if not weight.requires_grad:  # of a frozen vision tower or projector
                 continue
             weight.register_post_accumulate_grad_hook(_moves_to(master_of[name]))  # type: ignore[no-untyped-call]
         self.round()

@@ -4,8 +4,8 @@ Under LoRA the reference is the policy without the adapter. Otherwise a second m
 `model.dtype`. Restored checkpoints do not change this model, unless it follows the policy (`trainer.reference.sync`).
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,8 @@ class ReferenceModels:
         policy: policy, also the reference if the policy has an adapter.
         autocast: context in which the policy computes.
         parallelism: division of the policy over ranks.
-        images: features of images, which policy and reference have in common, since the vision tower is frozen; None
-            if no batch has images.
+        images: features of images from the policy, which are the reference's too while vision tower and projector are
+            frozen; None if no batch has images.
 
     Raises:
         ConfigError: the teacher can't be loaded, or has another vocabulary than the policy.
@@ -85,12 +85,17 @@ class ReferenceModels:
         self._moving: MovingReference | None = None
         if self._reference is not None and config.trainer.reference is not None and config.trainer.reference.sync:
             self._moving = MovingReference(self._reference.model, config.model, config.trainer.reference.sync)
+        # a part that is trained gives the reference other features than the policy
+        self._reference_images: BatchImages | None = None
+        if self._wants_reference and config.model.trained_vision:
+            self._reference_images = BatchImages((self._reference or policy).model, config.model)
         self._teacher: TokenLogprobs | None = None
         self._server: TeacherServer | None = None
         server = config.trainer.teacher_server
         if config.trainer.teacher is not None:
             # a teacher is never quantised
             given = config.trainer.teacher.model_dump() | {"quantization": None, "attention": "auto"}
+            given |= dict.fromkeys(config.model.trained_vision, False)
             teacher = config.model.model_copy(update=given)
             # token by token: the teacher's logprobs are looked up by the policy's token ids
             check_vocabulary(config.model, teacher)
@@ -115,7 +120,10 @@ class ReferenceModels:
         for _ in range(2):  # an error of the machine passes, an error of the run stays
             found = {
                 number: self.of(
-                    micro_batch(batch, number, self._device, images=self._images), with_old, taught.get(number)
+                    self._seen(batch, number, self._policy.model, self._images),
+                    with_old,
+                    taught.get(number),
+                    self._seen_by_reference(batch, number),
                 )
                 for number in numbers
             }
@@ -143,23 +151,46 @@ class ReferenceModels:
         if self._moving is not None:
             self._moving.restore(folder)
 
-    def of(self, micro: MicroBatch, with_old: bool, teacher_T: Tensor | None = None) -> FixedLogprobs:
+    def _seen(self, batch: StepBatch, number: int, model: nn.Module, images: BatchImages | None) -> MicroBatch:
+        """Return a micro-batch whose images have the features of a model, without gradient and dropout."""
+        with without_dropout(model), torch.no_grad():
+            return micro_batch(batch, number, self._device, images=images)
+
+    def _seen_by_reference(self, batch: StepBatch, number: int) -> MicroBatch | None:
+        """Return a micro-batch with the reference's features of images; None if they are the policy's."""
+        if self._reference_images is None or not batch.images:
+            return None
+        if self._reference is not None:
+            return self._seen(batch, number, self._reference.model, self._reference_images)
+        adapted: Any = self._policy.model
+        with adapted.disable_adapter():
+            return self._seen(batch, number, adapted, self._reference_images)
+
+    def of(
+        self,
+        micro: MicroBatch,
+        with_old: bool,
+        teacher_T: Tensor | None = None,
+        by_reference: MicroBatch | None = None,
+    ) -> FixedLogprobs:
         """Return the fixed logprobs of a micro-batch.
 
         Args:
             micro: the micro-batch.
             with_old: include the policy's.
             teacher_T: logprobs of a teacher that is served elsewhere.
+            by_reference: the micro-batch with the reference's features of images. None: it has the same features.
         """
+        by_reference = by_reference or micro
         old_T = logprobs_without_gradient(self._policy, micro, self._autocast) if with_old else None
         reference_T = None
         if self._reference is not None:
-            reference_T = logprobs_without_gradient(self._reference, micro)
+            reference_T = logprobs_without_gradient(self._reference, by_reference)
         elif self._wants_reference:
             # under LoRA the base model is the reference, so no second model is loaded
             adapted: Any = self._policy.model
             with adapted.disable_adapter():
-                reference_T = logprobs_without_gradient(self._policy, micro, self._autocast)
+                reference_T = logprobs_without_gradient(self._policy, by_reference, self._autocast)
         if self._teacher is not None:
             teacher_T = logprobs_without_gradient(self._teacher, micro)
         return FixedLogprobs(old_T, reference_T, teacher_T)
@@ -167,14 +198,20 @@ class ReferenceModels:
 
 def logprobs_without_gradient(chosen: TokenLogprobs, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:
     """Return (T,) logprobs of completion tokens at sampling temperature, without dropout; 0 outside the loss mask."""
+    with without_dropout(chosen.model), torch.no_grad(), autocast():
+        return chosen.of(micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K)[0]
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Switch a model to eval mode for the block."""
     # the mode is put back even after an error: gradient checkpointing works in training mode alone
-    training = chosen.model.training
-    chosen.model.eval()  # without dropout
+    training = model.training
+    model.eval()
     try:
-        with torch.no_grad(), autocast():
-            return chosen.of(micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K)[0]
+        yield
     finally:
-        chosen.model.train(training)
+        model.train(training)
 
 
 def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:

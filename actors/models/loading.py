@@ -26,7 +26,9 @@ from actors.models.vision.parts import (
     VISION,
     attention_by_part,
     auto_class,
+    check_adapted,
     freeze_vision,
+    frozen_in_vision,
     is_vision_language,
 )
 from actors.process.library_bars import bars_for
@@ -70,7 +72,7 @@ def load_model(
     path: str | None = None,
     key: str = "model.path",
 ) -> nn.Module:
-    """Load the base model in a single precision, on the configured device. A vision tower is frozen.
+    """Load the base model in a single precision, on the configured device. Frozen parts get no gradients.
 
     Args:
         config: configuration of the model.
@@ -106,7 +108,7 @@ def load_model(
     problem = _unpackable(model)
     if problem:
         raise ConfigError(f"{key}: {config.path} ({type(model).__name__}) {problem}")
-    freeze_vision(model)
+    freeze_vision(model, config)
     if quantized:
         _compute_alike(model, device)
         return model  # type: ignore[no-any-return]
@@ -325,7 +327,7 @@ def add_lora(model: nn.Module, config: ModelConfig) -> nn.Module:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        exclude_modules=IN_VISION if is_vision_language(model.config) else None,
+        exclude_modules=frozen_in_vision(config) if is_vision_language(model.config) else None,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
         init_lora_weights=True if lora.init == "kaiming" else lora.init,
@@ -338,6 +340,7 @@ def add_lora(model: nn.Module, config: ModelConfig) -> nn.Module:
         adapted = peft.get_peft_model(model, settings)
     except ValueError as error:
         raise ConfigError(f"model.lora.target_modules: {error}") from error
+    check_adapted(adapted, config)
     for parameter in adapted.parameters():
         # peft leaves modules to save in the precision of the base
         if parameter.requires_grad:
@@ -364,7 +367,10 @@ def _check_modules_to_save(model: nn.Module, names: Sequence[str]) -> None:
             raise ConfigError(f"model.lora.modules_to_save: the model has no module {name}")
         for path in found:
             if re.fullmatch(IN_VISION, path):
-                raise ConfigError(f"model.lora.modules_to_save: {path} sees images, and stays frozen; remove {name}")
+                raise ConfigError(
+                    f"model.lora.modules_to_save: {path} sees images, and is trained by adapters or not at all; remove "
+                    f"{name}"
+                )
             shared = {other for p in modules[path].parameters() for other in owners[id(p)]}
             others = [other for other in shared if not f"{other}.".startswith(f"{path}.")]
             if others:

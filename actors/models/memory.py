@@ -39,8 +39,8 @@ class MemoryEstimate:
     weights: int
     """Weights of the policy; trained weights are float32."""
     vision: int
-    """Frozen vision tower and projector of a vision-language model, whole on each rank; a rounded copy too, if the
-    trained weights have one."""
+    """Frozen parts of vision tower and projector of a vision-language model, whole on each rank; a rounded copy too, if
+    the trained weights have one."""
     rounded_weights: int
     """Copy of the trained weights in bfloat16, for the computation: full training with that model.dtype, no shards."""
     adapter: int
@@ -121,6 +121,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     # a teacher is loaded like the policy, but never quantised
     is_here = trainer.teacher is not None and trainer.teacher_server is None
     taught = trainer.teacher.model_dump() | {"quantization": None} if trainer.teacher and is_here else {}
+    taught |= dict.fromkeys(model.trained_vision if taught else (), False)
     teacher = model.model_copy(update=taught)
     engine = config.inference.engine
     shards = trainer.num_ranks if trainer.sharding == "fsdp" else 1
@@ -155,7 +156,10 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
     has_masters = config.lora is None and dtype is not torch.float32
     tower = vision_part(model)
     seeing = list(tower.parameters()) if tower is not None else []
-    vision, in_vision = sum(map(_bytes, seeing)), sum(p.numel() for p in seeing)
+    in_vision = sum(p.numel() for p in seeing)
+    if config.lora is None:
+        seeing = [p for p in seeing if not p.requires_grad]
+    vision = sum(map(_bytes, seeing))
     language = _base_bytes(model, config) - vision
     if config.lora:
         model = loading.add_lora(model, config)
@@ -196,7 +200,7 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") 
                 hold_bytes(model)
     except ValueError as error:
         raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
-    freeze_vision(model)
+    freeze_vision(model, config)
     return model.train()  # training mode: checkpointing works in no other
 
 

@@ -17,6 +17,7 @@ class EmbeddedEngineConfig(EngineBase):
 
     supports_noise: ClassVar[bool] = True
     takes_images: ClassVar[bool] = True
+    takes_trained_vision: ClassVar[bool] = True
 
     type: Free[Literal["embedded"]] = "embedded"
     max_sequences: Free[int] = Field(256, ge=1)

@@ -28,6 +28,8 @@ class EngineBase(Section):
     """True if the engine puts `inference.noise` on the policy."""
     takes_images: ClassVar[bool] = False
     """True if the engine takes prompts with images."""
+    takes_trained_vision: ClassVar[bool] = False
+    """True if the engine takes new weights of vision tower and projector, and forgets the features of older ones."""
     takes_any_adapter: ClassVar[bool] = True
     """True if the engine takes adapters with more than two matrices for each adapted matrix (DoRA, whole modules)."""
 

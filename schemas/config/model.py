@@ -34,7 +34,8 @@ class LoraConfig(Section):
     """Dropout probability on the adapter's input. Above 0 the trainer's logprobs differ from the engine's."""
     target_modules: str | list[str] = "all-linear"
     """Names of the modules with an adapter, or a regular expression that whole names match. `all-linear`: every linear
-    layer except the output head. A vision tower is left out in either case."""
+    layer except the output head. Vision tower and projector are left out in either case, unless they are trained
+    (`model.train_vision_tower`, `model.train_projector`)."""
     modules_to_save: list[str] = []
     """Names of modules that are trained as a whole next to the adapters, e.g. `lm_head` of a model with an output layer
     of its own. Engine `embedded` alone takes them."""
@@ -91,8 +92,8 @@ class ModelConfig(Section):
 
     path: Identity[str] = Field(min_length=1)
     """Name on the Hugging Face hub, or directory. Of a vision-language model (Qwen3-VL, Qwen2.5-VL) the language layers
-    are trained, and vision tower and projector stay frozen. A relative directory is looked up next to the configuration
-    file first, then in the current directory."""
+    are trained, and vision tower and projector stay frozen unless `train_vision_tower` and `train_projector` say
+    otherwise. A relative directory is looked up next to the configuration file first, then in the current directory."""
     dtype: Identity[Dtype] = "bfloat16"
     """Precision of the computation in trainer and engine, and of the weights that engines receive. The trained weights,
     their gradients and the optimizer state are float32 in either case. With `bfloat16` full training keeps a rounded
@@ -106,6 +107,13 @@ class ModelConfig(Section):
     """Device of the trainer and of engine `embedded`. `auto`: the GPU if the machine has one, else the CPU."""
     lora: Identity[LoraConfig | None] = None
     """Adapters (LoRA) to train instead of all weights. Empty: all weights are trained."""
+    train_vision_tower: Identity[bool] = False
+    """Training of the vision tower with the language layers, as a whole or by adapters (ms-swift: freeze_vit false).
+    Features of images are then computed for each micro-batch, forward and backward. Engine `embedded` alone takes it,
+    and not with `trainer.sharding: fsdp`."""
+    train_projector: Identity[bool] = False
+    """Training of the projector between vision tower and language layers, likewise (ms-swift: freeze_aligner false).
+    With a frozen tower there is no backward pass through the tower."""
     lora_forward: Free[Literal["auto", "fused", "peft"]] = "auto"
     """Computation of the adapters, in trainer and engine `embedded`. `peft`: peft's own forward pass. `fused`: the same
     parameters with fewer passes over wide tensors, and one kept input for all layers that read it; adapters with `dora`
@@ -141,6 +149,11 @@ class ModelConfig(Section):
     quantization: Identity[QuantizationConfig | None] = None
     """Quantisation of the base model while trainer and engine `embedded` load it. Needs `lora`. For vLLM also set
     `inference.engine.quantization`. Empty: none; a folder of `actors quantize` is quantised already."""
+
+    @property
+    def trained_vision(self) -> list[str]:
+        """Keys of trained parts in front of the language layers; empty: features of images are constant."""
+        return [key for key in ("train_vision_tower", "train_projector") if getattr(self, key)]
 
     @field_validator("dtype", mode="before")
     @classmethod

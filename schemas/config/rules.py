@@ -200,6 +200,23 @@ def _engine_takes_the_adapter(config: "RunConfig") -> Iterator[str]:
             yield f"model.lora.{key}: not with trainer.sharding fsdp; remove one of the two"
 
 
+def _vision_is_trained_where_it_can_be(config: "RunConfig") -> Iterator[str]:
+    engine = config.inference.engine
+    for key in config.model.trained_vision:
+        if not engine.takes_trained_vision:
+            # a server recognises an image by its digest, under each version of the weights
+            yield (
+                f"model.{key}: engine {engine.type} keeps the features of an image across versions, or takes no "
+                f"adapters on vision layers; remove model.{key}, or set inference.engine.type to "
+                f"{types_with('takes_trained_vision')}"
+            )
+        if config.trainer.sharding != "none":
+            yield (
+                f"model.{key}: trainer.sharding fsdp keeps vision tower and projector whole and frozen on each rank; "
+                f"remove model.{key}, or set trainer.sharding: none"
+            )
+
+
 def _environments_go_together(config: "RunConfig") -> Iterator[str]:
     """Require different labels, and weights for all environments or for none."""
     # labels are names of metrics, and part of the identity of an example in the ledger
@@ -450,6 +467,7 @@ RULES = (
     _scaled_roles_may_change,
     _engine_does_what_is_asked,
     _engine_takes_the_adapter,
+    _vision_is_trained_where_it_can_be,
     _environments_go_together,
     _addresses_are_safe_and_reachable,
     _minibatches_have_completions,

@@ -97,9 +97,11 @@ def replayed(config: RunConfig, step: int) -> str:
             ("qwen2_5_vl", {}),
             ("qwen3_vl", {"trainer": {"reference": {"beta": 0.1}}}),
             ("qwen3_vl", {"trainer": {"num_ranks": 2, "sharding": "fsdp"}}),
+            ("qwen3_vl", {"model": {"train_vision_tower": True, "train_projector": True}}),
+            ("qwen3_vl", {"model": {"train_vision_tower": True, "train_projector": True, "lora": {"rank": 4}}}),
         ]
     ),
-    ids=["qwen3", "qwen2.5", "reference", "sharded"],
+    ids=["qwen3", "qwen2.5", "reference", "sharded", "tower", "tower lora"],
 )
 def test_a_run_with_images_agrees_with_its_engine_and_is_replayed_to_the_bit(
     tmp_path: Path, family: str, sections: Any

@@ -56,6 +56,8 @@ class Decoder:
         self._config = config
         self._features: FeatureCache | None = None
         """Features of images, from the first image on."""
+        self.trains_vision = bool(config.trained_vision)
+        """Whether new weights give an image other features."""
         # a model without a limit of its own is limited by the configuration alone
         self.max_length = min(limits.max_sequence_len, num_positions(base.to_dict()) or 1 << 30)
         # of a vision-language model the language layers'
@@ -168,6 +170,8 @@ class Decoder:
             )
         targets = loading.adapter_tensors(self.model) if self._adapter else loading.full_tensors(self.model)
         loading.copy_into(targets, weights.tensors, "published weights")
+        if self.trains_vision and self._features is not None:
+            self._features.forget()
         if self._noise is not None:
             self._renew_noise(self._noise, version)
 

@@ -255,12 +255,23 @@ class EmbeddedEngine(Tokenizing):
             raise
         self._policy = update.policy
         self._running.stamp(update.policy.lineage, update.policy.version)
+        if self._decoder.trains_vision:
+            self._renew_images()
         # without the newest token, which the next decode computes anyway
         if len(self._running) and self._mode == "interrupt":
             with span("prefill again", completions=len(self._running)):
                 running = self._running
                 self._decoder.prefill(running.written(), range(len(running)), running.images())
         update.done.set_result(time.monotonic() - started)
+
+    def _renew_images(self) -> None:
+        """Compute features of images by the new weights: of running requests now, of waiting ones before they start."""
+        with self._changed:
+            for request in self._waiting:
+                request.images = []
+        if self._mode == "interrupt":  # otherwise their keys and values stay as they are
+            for request in self._running.requests:
+                request.images = self._placed(request.asked)
 
     def _admit(self) -> None:
         """Prefill as many waiting requests as fit, each prompt once, and draw the first token of each completion."""

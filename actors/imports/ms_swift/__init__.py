@@ -54,14 +54,7 @@ _IRRELEVANT = {
             "eval_metric",
             "response_prefix",
         ),
-        *(
-            "freeze_vit",
-            "freeze_aligner",
-            "freeze_llm",
-            "do_train",
-            "do_eval",
-            "predict_with_generate",
-        ),
+        *("do_train", "do_eval", "predict_with_generate"),
     ),
 }
 _SWITCHES: dict[str, tuple[Any, str, str]] = {

@@ -73,6 +73,21 @@ def model(job: Import) -> None:
         job.convert("torch_compile", {"model.compile": True}, "true")
     job.settle("torch_compile", "switched off")
     _adapters(job)
+    _vision(job)
+
+
+def _vision(job: Import) -> None:
+    """Write which parts in front of the language layers are trained."""
+    for key, target in (("freeze_vit", "train_vision_tower"), ("freeze_aligner", "train_projector")):
+        if job.value(key) is not False and not job.unreadable([key]):
+            job.settle(key, "frozen")
+        elif job.value("use_vllm"):
+            job.refuse(
+                key, "vLLM keeps features of images here", f"set inference.engine.type embedded and model.{target}"
+            )
+        else:
+            job.rename(key, f"model.{target}", True, "trained, if the model sees images")
+    job.refuse_unless("freeze_llm", False, "language layers are always trained here")
 
 
 def _adapters(job: Import) -> None:

@@ -35,6 +35,8 @@ DEFAULTS: dict[str, Any] = {
     "use_rslora": False,
     "use_dora": False,
     "freeze_parameters_ratio": 0.0,
+    "freeze_vit": True,
+    "freeze_aligner": True,
     "quant_method": None,
     "quant_bits": None,
     "bnb_4bit_quant_type": "nf4",

@@ -1,4 +1,4 @@
-"""Features of images: what stands in the place of token embeddings, computed once per image by the frozen tower."""
+"""Features of images: what stands in the place of token embeddings, computed by vision tower and projector."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -43,9 +43,8 @@ def seeing_module(model: nn.Module) -> Any:
     return next(module for module in model.modules() if VISION in module._modules)
 
 
-@torch.no_grad()
 def image_features(model: nn.Module, patches: Patches) -> ImageFeatures:
-    """Return the features of one image, without a gradient.
+    """Return the features of one image, with a gradient if a part of vision tower or projector is trained.
 
     Each image is computed alone and without autocast, so that its features have the same bits in trainer and engine,
     whichever images come with it.
@@ -53,7 +52,11 @@ def image_features(model: nn.Module, patches: Patches) -> ImageFeatures:
     seeing = seeing_module(model)
     weight = next(seeing.visual.parameters())
     grid = torch.tensor([[1, patches.grid_height, patches.grid_width]], device=weight.device)
-    with torch.autocast(weight.device.type, enabled=False):
+    is_trained = any(parameter.requires_grad for parameter in seeing.visual.parameters())
+    with (
+        torch.set_grad_enabled(is_trained and torch.is_grad_enabled()),
+        torch.autocast(weight.device.type, enabled=False),
+    ):
         found = seeing.get_image_features(patches.pixels_PD.to(weight.device), grid, return_dict=True)
     merge = int(seeing.config.vision_config.spatial_merge_size)
     return ImageFeatures(
@@ -65,7 +68,7 @@ def image_features(model: nn.Module, patches: Patches) -> ImageFeatures:
 
 
 class FeatureCache:
-    """Features by the digest of an image file. The tower is frozen, so features hold for all policy versions.
+    """Features by the digest of an image file. They hold until the weights that compute them change.
 
     Args:
         model: model with the tower.
@@ -79,6 +82,11 @@ class FeatureCache:
         self._num_bytes = 0
         self.num_computed = 0
         """Images that have been computed."""
+
+    def forget(self) -> None:
+        """Drop all features. Call after a change of the weights of vision tower or projector."""
+        self._kept.clear()
+        self._num_bytes = 0
 
     def of(self, digest: str, data: bytes) -> ImageFeatures:
         """Return the features of an image file.

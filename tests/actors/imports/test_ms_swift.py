@@ -214,6 +214,10 @@ def test_what_has_no_counterpart_in_adapters_and_epochs_is_refused(tmp_path: Pat
     check_verdicts(job, {"modules_to_save": "refused", "max_epochs": "refused", "init_weights": "refused"})
     text = "{" + BASE + ", per_device_train_batch_size: 8, use_vllm: true, vllm_mode: colocate, use_dora: true}"
     check_verdicts(imported(tmp_path, text), {"use_dora": "refused"})
+    text = text.replace("use_dora: true", "freeze_vit: false, freeze_aligner: true, freeze_llm: true")
+    check_verdicts(
+        imported(tmp_path, text), {"freeze_vit": "refused", "freeze_aligner": "irrelevant", "freeze_llm": "refused"}
+    )
 
 
 def test_without_rows_the_length_is_in_epochs(tmp_path: Path) -> None:
@@ -269,6 +273,8 @@ def test_an_older_release_has_its_own_defaults(tmp_path: Path) -> None:
         ("use_dora: true, modules_to_save: [lm_head]",
          {"model.lora.dora": True, "model.lora.modules_to_save": ["lm_head"]}),
         ("target_regex: '.*(q|v)_proj'", {"model.lora.target_modules": ".*(q|v)_proj"}),
+        ("freeze_vit: false, freeze_aligner: true", {"model.train_vision_tower": True, "model.train_projector": False}),
+        ("freeze_aligner: false", {"model.train_projector": True}),
         ("init_weights: gaussian", {"model.lora.init": "gaussian"}),
         ("init_weights: 'true'", {"model.lora.init": "kaiming"}),
         ("max_grad_norm: 0, warmup_steps: 7", {"trainer.max_grad_norm": None, "trainer.warmup_steps": 7}),

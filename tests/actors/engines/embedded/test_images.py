@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from actors.engines.embedded.decoder import Decoder
+from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import Completion, PromptImage, RequestError, SampleRequest
 from actors.learner.learner import TorchLearner
 from actors.models.attention import pack_row
@@ -21,11 +22,13 @@ from schemas.config.embedded_engine import EmbeddedEngineConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, held, load_in_thread, policy, sample
 from tests.actors.learner.steps import random_samples, run_config, step_batch
+from tests.actors.learner.test_images import batch_of
 from tests.actors.models.vision.seeing import Seen, seen
 from tests.conftest import ModelFolder
 from tests.images import png
 
 LORA = {"rank": 4, "alpha": 8.0}
+TRAINED: dict[str, Any] = {"train_vision_tower": True, "train_projector": True}
 SMALL, WIDE, LARGE = png(8, 8), png(16, 40, seed=1), png(48, 32, seed=2)
 PROMPTS: list[list[Any]] = [[1, 5, SMALL, 6, WIDE, 7], [1, 20, 21], [1, LARGE], [1, 5, 6, 7, WIDE]]
 
@@ -33,14 +36,16 @@ PROMPTS: list[list[Any]] = [[1, 5, SMALL, 6, WIDE, 7], [1, 20, 21], [1, LARGE], 
 class Trainer:
     """Learner with the features of images."""
 
-    def __init__(self, folder: Path, lora: Any = None, dtype: str = "float32") -> None:
-        self.config = run_config(folder, dtype, lora)
+    def __init__(self, folder: Path, lora: Any = None, dtype: str = "float32", **model: Any) -> None:
+        config = run_config(folder, dtype, lora)
+        self.config = config.model_copy(update={"model": config.model.model_copy(update=model)})
         self.learner = TorchLearner(self.config)
         self.reader = ImageReader(self.config.model)
         self.cache = FeatureCache(self.learner.model, self.reader)
 
     def prompts(self) -> list[Seen]:
-        """Prompts of the tests."""
+        """Prompts of the tests, with features of the weights as they are."""
+        self.cache.forget()
         return [seen(pieces, self.cache, self.reader) for pieces in PROMPTS]
 
     def logprobs(self, prompts: list[Seen], groups: list[list[Completion]]) -> torch.Tensor:
@@ -133,6 +138,63 @@ def test_images_are_computed_again_with_new_weights_between_two_tokens(
     assert version == 1
     found = trainer.logprobs([prompt], [[completion]])
     torch.testing.assert_close(of_engine([[completion]])[first:], found[first:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lora", "dtype"), [(None, "float32"), (LORA, "float32"), (None, "bfloat16"), (LORA, "bfloat16")]
+)
+def test_an_update_of_the_tower_gives_the_engine_new_features(model_folder: ModelFolder, lora: Any, dtype: str) -> None:
+    """Of images that it has computed before; with the trainer's bits."""
+    trainer = Trainer(model_folder("qwen3_vl"), lora, dtype, **TRAINED)
+    decoder = Decoder(trainer.config.model, EmbeddedEngineConfig(type="embedded"))
+    (batch,) = batch_of(model_folder("qwen3_vl"))
+    kept = []
+    for version in range(2):
+        decoder.load(trainer.learner.weights(), version)
+        trainer.cache.forget()
+        with torch.no_grad():
+            ours = trainer.cache.of("wide", WIDE)
+        theirs = decoder.place(0, "wide", WIDE).features
+        for one, other in zip((ours.tokens_ND, *ours.layers_ND), (theirs.tokens_ND, *theirs.layers_ND), strict=True):
+            assert torch.equal(one, other)
+        kept.append(ours)
+        trainer.learner.step(batch)
+    assert not torch.equal(kept[0].tokens_ND, kept[1].tokens_ND)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["interrupt", "drain"])
+def test_requests_that_wait_or_run_see_their_images_through_the_new_tower(model_folder: ModelFolder, mode: Any) -> None:
+    """A request that runs when the weights change, and one whose images were computed while no row was free."""
+    folder = model_folder("qwen3_vl", eos=models.NEVER)
+    trainer = Trainer(folder, **TRAINED)
+    (batch,) = batch_of(folder)
+    limits = EmbeddedEngineConfig(type="embedded", max_sequences=3, max_sequence_len=64)
+    engine = EmbeddedEngine(trainer.config.model, limits, mode)
+    try:
+        engine.load(policy(0), trainer.learner.weights(), WAIT)
+        prompt = trainer.prompts()[0]
+        # one row is free, which is one too few
+        waiting = request(prompt, [SMALL, WIDE], max_tokens=9, n=2)
+        with held(engine, 4, request(prompt, [SMALL, WIDE], max_tokens=9, n=2)) as [running]:
+            late = engine.submit(waiting)
+            trainer.learner.step(batch)
+            switched = load_in_thread(engine, 1, trainer.learner.weights())
+        ran, waited = running.result(WAIT), late.result(WAIT)
+        switched.result(WAIT)
+    finally:
+        engine.close()
+    after = trainer.prompts()[0]
+    found = trainer.logprobs([after], [waited])
+    assert all(segment[2] == 1 for completion in waited for segment in completion.segments)
+    torch.testing.assert_close(of_engine([waited]), found, rtol=0, atol=1e-5)
+    for completion in ran:
+        [*_, (first, _, version)] = completion.segments
+        assert version == (1 if mode == "interrupt" else 0)
+        if mode == "interrupt":
+            found = trainer.logprobs([after], [[completion]])
+            torch.testing.assert_close(of_engine([[completion]])[first:], found[first:], rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
