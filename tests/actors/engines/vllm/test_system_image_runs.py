@@ -36,6 +36,8 @@ def config_of(folder: Path, model: Path) -> RunConfig:
             "path": f"{turns.WORLDS}:Draws",
             "options": options,
             "max_turns": 3,
+            # a policy this small samples the token of images, which vLLM takes for the place of an image
+            "on_failure": "unscorable",
             "weight": 1.0,
         },
     ]
