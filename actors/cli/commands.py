@@ -143,9 +143,10 @@ def check(arguments: argparse.Namespace) -> int:
     for choice in computation(config, arguments.gpus):
         print(choice)
     if arguments.sizes:
+        from actors.ops.preflight import image_bytes
         from actors.ops.sizes import table as table_of_sizes
 
-        print(table_of_sizes(config))
+        print(table_of_sizes(config, image_bytes(config)))
     if arguments.memory:
         from actors.models.memory import estimate
 

@@ -57,7 +57,10 @@ def _example(line: bytes, where: str) -> SupervisedExample:
     # messages take either kind of completion, a text prompt only text: it has no roles
     if isinstance(prompt, list) and prompt and all(map(is_message, prompt)):
         with_images(prompt, (), None, where)
-        if isinstance(completion, str) or is_message(completion):
+        if isinstance(completion, str):
+            return SupervisedExample(prompt, completion)
+        if is_message(completion):
+            with_images([completion], (), None, f"{where}: the completion")
             return SupervisedExample(prompt, completion)
         raise ConfigError(f"{where}: the completion of messages must be text, or one message with `role` and `content`")
     if not isinstance(prompt, str) or not isinstance(completion, str):

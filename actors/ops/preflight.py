@@ -87,6 +87,17 @@ def preflight(config: RunConfig, *, starts: bool = True, actors: Sequence[Actor]
     return [*room, *missing, *notes, *here]
 
 
+def image_bytes(config: RunConfig) -> float:
+    """Return the bytes of the images of a training example: the mean of the environment with most, by its files here.
+
+    Raises:
+        ConfigError: a file can't be read, or a row is faulty.
+    """
+    with_files = (one for one in config.trained if one.files or isinstance(one, DatasetConfig))
+    opened = (_opened(one, "train", config) for one in with_files if not isinstance(one, EnvironmentBase))
+    return max((rows.image_bytes / rows.num_read for rows in opened if rows and rows.num_read), default=0.0)
+
+
 def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
     """Yield the data files, each with its key."""
     for environment in config.environments:

@@ -2,8 +2,8 @@
 
 All are at full length: each completion has `rollout.max_tokens` tokens, prompt and completion together fill
 `packer.sequence_len`, and each version that a step may lag behind has sampled a part of it. Completions are counted as
-one sample each, as without branches of a conversation. Not counted is what the configuration does not tell: columns of
-the data, images, and conversations with an environment.
+one sample each, as without branches of a conversation. Not counted is what neither the configuration nor the rows tell:
+columns of the data, and conversations with an environment.
 """
 
 from dataclasses import dataclass
@@ -95,8 +95,13 @@ def steps_in_ledger(config: RunConfig) -> int:
     return since + config.packer.max_async_level
 
 
-def sizes(config: RunConfig) -> list[Size]:
-    """Return all amounts of a run, the smallest unit first."""
+def sizes(config: RunConfig, image_bytes: float = 0.0) -> list[Size]:
+    """Return all amounts of a run, the smallest unit first.
+
+    Args:
+        config: configuration of the run.
+        image_bytes: bytes of the images of a group, which the group has once.
+    """
     rollout, packer, ranks = config.rollout, config.packer, config.trainer.num_ranks
     tokens = min(rollout.max_tokens, packer.sequence_len)
     by_token = config.reward.advantage.type in ("gae", "process")
@@ -108,8 +113,10 @@ def sizes(config: RunConfig) -> list[Size]:
         functions=len(config.reward.functions),
         versions=packer.max_async_level + 1,
     )
+    group += image_bytes
     samples = -(-packer.groups_per_step * rollout.group_size // ranks)
-    batch = batch_bytes(samples, packer.sequence_len)
+    # a group whose completions go to several ranks has its images in the batch of each
+    batch = batch_bytes(samples, packer.sequence_len) + min(packer.groups_per_step, samples) * image_bytes
     step = packer.groups_per_step * group
     held = step * (packer.max_async_level + 1)
     of_group = "rollout.group_size, rollout.max_tokens"
@@ -129,12 +136,13 @@ def sizes(config: RunConfig) -> list[Size]:
     ]
 
 
-def table(config: RunConfig) -> str:
-    """Return all amounts as a table for people."""
-    lines = [
-        "at full length, each completion with rollout.max_tokens tokens; without columns, images and conversations:"
-    ]
-    return "\n".join([*lines, *map(str, sizes(config))])
+def table(config: RunConfig, image_bytes: float = 0.0) -> str:
+    """Return all amounts as a table for people; the arguments are those of `sizes`."""
+    images = f", with {_readable(image_bytes)} of images in a group" if image_bytes else ""
+    title = (
+        f"at full length, each completion with rollout.max_tokens tokens{images}; without columns and conversations:"
+    )
+    return "\n".join([title, *map(str, sizes(config, image_bytes))])
 
 
 def _readable(num_bytes: float) -> str:

@@ -61,8 +61,8 @@ class Bridges:
         self, render: Render, encode: Callable[[str], list[int]], ends: Iterable[int], special: Iterable[int]
     ) -> None:
         self._render, self._encode = render, encode
-        self._ends, self._special = frozenset(ends), frozenset(special)
-        self.special = self._special
+        self._ends = frozenset(ends)
+        self.special = frozenset(special)
         """Special tokens of the model."""
         self._known = _Known()
 
@@ -115,7 +115,7 @@ class Bridges:
             ("closing", mark, calls, tools),
             lambda: self._encode(self._behind_answer([mark], [calls], [[]], tools, add_generation_prompt=False)),
         )
-        closes = any(token in self._ends or token in self._special for token in closing)
+        closes = any(token in self._ends or token in self.special for token in closing)
         end = self._end_of_answer(following, closing)
         if last_id == following[end]:
             return Bridge([], following[end + 1 :])
@@ -153,8 +153,8 @@ class Bridges:
                 (not always the same token: gpt-oss's last answer ends otherwise), and what is special before it belongs
                 to the tool calls (DeepSeek). Otherwise the next message's start is the end (GLM).
         """
-        either = self._ends | self._special
-        for wanted in (self._ends, self._special):
+        either = self._ends | self.special
+        for wanted in (self._ends, self.special):
             for place, token in enumerate(closing):
                 if token in wanted and following[place : place + 1] and following[place] in either:
                     return place

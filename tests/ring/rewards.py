@@ -172,3 +172,12 @@ def troubled(prompts, completions, folder, **_):
                     os._exit(9)
                 time.sleep(3600.0)
     return checksum(prompts, completions, modulus=5)
+
+
+def early_letters(prompts, completions, **_):
+    """Share of the letters before `m` in each text, or in the model's last message of each chat."""
+    answers = [
+        one if isinstance(one, str) else [m["content"] for m in one if m["role"] == "assistant"][-1]
+        for one in completions
+    ]
+    return [sum(letter < "m" for letter in answer) / max(1, len(answer)) for answer in answers]

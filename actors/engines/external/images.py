@@ -137,6 +137,11 @@ def check_prompt(asked: SampleRequest, found: Sequence[int] | None, server: str)
     if list(found) == asked.prompt_ids:
         return
     token = asked.prompt_ids[asked.images[0].start]
+    if (stray := with_placeholders(asked).count(token) - len(asked.images)) > 0:
+        raise RequestError(
+            f"images: the prompt has {stray} times token {token} outside of its images, sampled by the policy itself, "
+            f"and {server} takes this token for the place of an image"
+        )
     ours, theirs = asked.prompt_ids.count(token), list(found).count(token)
     raise RequestError(
         f"images: {server} makes {theirs} tokens of the {len(asked.images)} images, and {len(found)} of the prompt; "

@@ -122,6 +122,14 @@ def test_a_step_learns_the_same_examples_again(sft_run: Any) -> None:
         ('{"prompt": "ab"}', "line 6: a row must be an object with `prompt` and `completion`"),
         ('{"prompt": 3, "completion": "a"}', "line 6: prompt and completion must be text"),
         ('{"prompt": [{"role": "user", "content": "a"}], "completion": 4}', "line 6: the completion of messages must"),
+        (
+            '{"prompt": [{"role": "user", "content": [{"type": "image", "path": "a.png"}]}], "completion": "a"}',
+            "line 6: message 1 has a part of type 'image'; leave out the rows with images",
+        ),
+        (
+            '{"prompt": [{"role": "u", "content": "a"}], "completion": {"role": "a", "content": [{"type": "image"}]}}',
+            "line 6: the completion: message 1 has a part of type 'image'; leave out the rows with images",
+        ),
         ('{"prompt": "ab", "completion": "' + "a" * 3000 + '"}', "example 6 has 3 . 3001 .*packer.sequence_len"),
     ],
 )

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from actors.cli import main
 from actors.ops import fit
 from actors.ops.functions import definition_of, signature_findings
-from actors.ops.preflight import preflight
+from actors.ops.preflight import image_bytes, preflight
+from actors.ops.sizes import sizes
 from actors.process import devices
 from schemas import limits
-from schemas.config import RunConfig, check_tree
+from schemas.config import RunConfig, check_tree, dump_config
 from schemas.errors import ConfigError
 from tests.conftest import ModelFolder
 from tests.images import png
@@ -91,6 +93,10 @@ def test_a_run_with_images_that_fits_is_good(seeing: Any) -> None:
     [
         ({"inference": {"engine": {"type": "fake"}}}, "inference.engine.type fake takes no images; take embedded"),
         (
+            {"inference": {"engine": {"type": "sglang", "urls": ["http://127.0.0.1:1"]}}},
+            "inference.engine.type sglang takes no images; take embedded or vllm",
+        ),
+        (
             {"trainer": {"teacher": {"path": "t"}, "loss": {"type": "ref_kl"}}},
             "a teacher sees no images; leave out trainer.teacher",
         ),
@@ -114,6 +120,20 @@ def test_tokens_of_images_count_in_prompts(seeing: Any) -> None:
     (note,) = preflight(seeing(rollout={"max_tokens": 55}), starts=False)
     assert "1 of 2 prompts of" in note
     assert "have more than 9 tokens (the longest 10)" in note
+
+
+def test_sizes_count_the_images_of_the_rows(seeing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A group has the images of its example once, a batch those of its groups; two rows have half an image each."""
+    config, half = seeing(packer={"groups_per_step": 5}), len(png(16, 40)) / 2
+    assert image_bytes(config) == half
+    plain, seen = ({size.name: size.num_bytes for size in sizes(config, images)} for images in (0.0, half))
+    more = {name: seen[name] - plain[name] for name in plain}
+    assert (more["group"], more["batch of a rank"]) == pytest.approx((half, 5 * half))
+    assert more["network, per step"] == pytest.approx(15 * half)
+    assert more["largest array of a group"] == 0
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+    main(["check", str(tmp_path / "run.yaml"), "--sizes"])
+    assert f", with {half:,.4g} B of images in a group; without columns" in capsys.readouterr().out
 
 
 def test_images_of_a_step_that_no_message_holds_are_refused(seeing: Any, monkeypatch: pytest.MonkeyPatch) -> None:

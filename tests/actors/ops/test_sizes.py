@@ -13,7 +13,7 @@ from benchmarks.peers import lone_packer
 from benchmarks.soak import config
 from bus import codec
 from schemas.config import RunConfig, dump_config
-from schemas.messages import Message, StepBatch
+from schemas.messages import ImagePlace, Message, StepBatch
 from tests.actors.algorithms.test_batches import HEADER, a_group
 
 PROMPT = 64
@@ -101,6 +101,31 @@ def test_messages_of_other_shapes_have_the_bytes_of_the_estimate(
     assert estimated == pytest.approx(num_bytes(message), rel=TOLERANCE)
     (batch,) = build_batches([message], 1, prompt + tokens, 1, **HEADER | {"digests": ["d"]})
     assert batch_bytes(group, prompt + tokens) == pytest.approx(num_bytes(batch), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_images_travel_once_with_their_group_and_once_with_each_rank(num_ranks: int) -> None:
+    """As many bytes as their files have."""
+    images = [b"a" * 30_000, b"b" * 20_000]
+    places = [{"image": 0, "start": 1, "length": 4}, {"image": 1, "start": 8, "length": 4}]
+    groups = [
+        a_group(number, [64] * 4, prompt=PROMPT).model_copy(
+            update={
+                "images": [bytes([number]) + image for image in images],
+                "image_places": [ImagePlace(**place) for place in places],
+            }
+        )
+        for number in range(3)
+    ]
+    each = sum(map(len, groups[0].images))
+    without = groups[0].model_copy(update={"images": [], "image_places": []})
+    assert num_bytes(groups[0]) - num_bytes(without) == pytest.approx(each, abs=200)
+    batches = build_batches(groups, num_ranks, PROMPT + 64, 1, **HEADER | {"digests": ["d"] * 3})
+    for batch in batches:
+        shown = {group.ordinal for group in groups for image in group.images if image in batch.images}
+        assert num_bytes(batch) == pytest.approx(
+            batch_bytes(12 // num_ranks, PROMPT + 64) + len(shown) * each, rel=0.15
+        )
 
 
 def test_steps_of_the_ledger_follow_the_keys(tmp_path: Path) -> None:

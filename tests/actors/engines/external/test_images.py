@@ -120,6 +120,15 @@ def test_a_server_with_another_prompt_is_refused_with_both_counts() -> None:
         images.check_prompt(request, [IMAGE, IMAGE, 1, 6], "vLLM")
 
 
+def test_a_token_of_images_that_the_policy_has_sampled_is_named() -> None:
+    """A server takes the first such token for the first image; behind all images it does no harm."""
+    behind = asked([1, IMAGE, IMAGE, 6, IMAGE], 1)
+    images.check_prompt(behind, behind.prompt_ids, "vLLM")
+    before = asked([1, IMAGE, 6, IMAGE, IMAGE], 3)
+    with pytest.raises(RequestError, match=f"has 1 times token {IMAGE} outside of its images, sampled by the policy"):
+        images.check_prompt(before, [1, IMAGE, IMAGE, 6, IMAGE], "vLLM")
+
+
 def test_places_without_tokens_of_an_image_are_refused(model_folder: ModelFolder) -> None:
     """Before anything is sent; and all images for a model of text."""
     seeing, blind = (images.image_token(ModelConfig(path=str(model_folder(one)))) for one in ("qwen3_vl", "qwen3"))

