@@ -302,7 +302,8 @@ def colours(path: Path) -> int:
     """Number of different colours of a picture, read by the program that people look with."""
     pixels = imread(path)
     assert pixels.shape == (384, 840, 4)
-    return len(np.unique((pixels.reshape(-1, 4) * 255).astype(np.uint8), axis=0))
+    # the four bytes of a pixel as one number: rows of an array are sorted a hundred times slower
+    return len(np.unique((pixels.reshape(-1, 4) * 255).astype(np.uint8).view(np.uint32)))
 
 
 @pytest.mark.parametrize("steps", [1, MEAN_OF, 1200])
