@@ -249,10 +249,11 @@ def _result(block: Json, place: str) -> Message:
     blocks = _with_images(given, f"{place}.content") if isinstance(given, list) else given
     content = chat.content_of(blocks, f"{place}.content")
     # chat templates have no field for it, and the policy should know
-    if block.get("is_error") and not isinstance(content, str):
-        content = [{"type": "text", "text": "Error: "}, *content]
-    elif block.get("is_error") and "error" not in content.partition("\n")[0].lower():
-        content = f"Error: {content}"
+    if block.get("is_error"):
+        if not isinstance(content, str):
+            content = [{"type": "text", "text": "Error: "}, *content]
+        elif "error" not in content.partition("\n")[0].lower():
+            content = f"Error: {content}"
     return {"role": "tool", "content": content, "tool_call_id": block["tool_use_id"]}
 
 
