@@ -43,7 +43,7 @@ BATCH = 100
 """Largest number of entries between two flushes."""
 FOLDER = "trackers"
 NICENESS = 10
-"""Priority of what sends steps: on a busy machine a tenth of the share of a trainer's or an engine's thread."""
+"""Niceness of what sends steps, above that of the run: on a busy machine a tenth of the share of a trainer's or an engine's thread."""
 
 
 class TrackerActor:
@@ -84,7 +84,8 @@ class TrackerActor:
         """
         self.membership.start(metrics_url=metrics_url, phase="running")
         # this thread, with all threads and processes that the tracker's package starts; heartbeats keep their priority
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + NICENESS)
         try:
             run = self._first_run()
             if not run:

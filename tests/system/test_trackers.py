@@ -143,7 +143,7 @@ def test_a_frozen_tracker_holds_up_nothing_and_catches_up(tmp_path: Path, kind: 
         frozen = actors["tracker-0"]
         # while it works, the run goes first
         niceness = {name: os.getpriority(os.PRIO_PROCESS, pid) for name, pid in actors.items()}
-        assert niceness["tracker-0"] == niceness["trainer-0"] + NICENESS
+        assert niceness["tracker-0"] == min(19, niceness["trainer-0"] + NICENESS)
         os.kill(frozen, signal.SIGSTOP)
         go_on(tmp_path)
         wait_until((run.config.output / "summary.json").exists, "the end of training")
@@ -206,6 +206,7 @@ def test_what_a_frozen_tracker_missed_is_sent_by_the_same_command(tmp_path: Path
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_benchmark_measures_each_tracker_that_it_is_given(tmp_path: Path) -> None:
     """In a few steps, whose rates say nothing: one row without a tracker, and one for each state of each tracker."""
     figures = tmp_path / "figures.json"
