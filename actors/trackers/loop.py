@@ -43,7 +43,7 @@ BATCH = 100
 """Largest number of entries between two flushes."""
 FOLDER = "trackers"
 NICENESS = 10
-"""Niceness of what sends steps, above that of the run: on a busy machine a tenth of the share of a trainer's or an engine's thread."""
+"""Niceness of what sends steps, above that of the run: a tenth of the share of a trainer's thread on a busy machine."""
 
 
 class TrackerActor:
