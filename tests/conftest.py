@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from actors.process.devices import has_gpu
 if not has_gpu():
     # before anything imports Triton, which reads the variable once: kernels are interpreted on the CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # so that commands under test can be interrupted: a shell starts its background jobs with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("shared machine", deadline=None)  # an example's time says nothing on one
 hypothesis.settings.load_profile("shared machine")
 ModelFolder = Callable[..., Path]

@@ -131,8 +131,8 @@ def why_not_taken(config: RunConfig) -> str:
             f"inference.engine.type {engine.type} takes no images; take embedded or vllm, or leave out the rows with "
             "images"
         )
-    if config.trainer.teacher is not None:
-        return "a teacher sees no images; leave out trainer.teacher, or the rows with images"
+    if config.trainer.teacher_server is not None:
+        return "a teacher's server sees no images; leave out trainer.teacher_server, or the rows with images"
     return ""
 
 

@@ -23,9 +23,10 @@ from actors.learner.teacher_server import TeacherServer
 from actors.models import loading
 from actors.models.token_logprobs import TokenLogprobs, as_configured
 from actors.models.tokenizer import vocabulary
+from actors.models.vision.parts import vision_part
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, RunFailedError
 from schemas.messages import StepBatch
 
 log = structlog.get_logger("learner")
@@ -90,6 +91,7 @@ class ReferenceModels:
         if self._wants_reference and config.model.trained_vision:
             self._reference_images = BatchImages((self._reference or policy).model, config.model)
         self._teacher: TokenLogprobs | None = None
+        self._teacher_images: BatchImages | None = None
         self._server: TeacherServer | None = None
         server = config.trainer.teacher_server
         if config.trainer.teacher is not None:
@@ -101,6 +103,8 @@ class ReferenceModels:
             check_vocabulary(config.model, teacher)
             if server is None:
                 self._teacher = _frozen(teacher, longest, TEACHER_KEY)
+                if vision_part(self._teacher.model) is not None:
+                    self._teacher_images = BatchImages(self._teacher.model, teacher)
             else:
                 self._server = TeacherServer(server, config.trainer.teacher.path)
 
@@ -124,6 +128,7 @@ class ReferenceModels:
                     with_old,
                     taught.get(number),
                     self._seen_by_reference(batch, number),
+                    self._seen_by_teacher(batch, number),
                 )
                 for number in numbers
             }
@@ -166,12 +171,28 @@ class ReferenceModels:
         with adapted.disable_adapter():
             return self._seen(batch, number, adapted, self._reference_images)
 
+    def _seen_by_teacher(self, batch: StepBatch, number: int) -> MicroBatch | None:
+        """Return a micro-batch with the teacher's features of images; None if there is no teacher, or no image.
+
+        Raises:
+            RunFailedError: the teacher has no vision tower.
+        """
+        if self._teacher is None or not batch.images:
+            return None
+        if self._teacher_images is None:
+            raise RunFailedError(
+                f"step {batch.step}: {TEACHER_KEY} has no vision tower, and the batch has images; name a "
+                "vision-language model as teacher, or leave out the rows with images"
+            )
+        return self._seen(batch, number, self._teacher.model, self._teacher_images)
+
     def of(
         self,
         micro: MicroBatch,
         with_old: bool,
         teacher_T: Tensor | None = None,
         by_reference: MicroBatch | None = None,
+        by_teacher: MicroBatch | None = None,
     ) -> FixedLogprobs:
         """Return the fixed logprobs of a micro-batch.
 
@@ -180,8 +201,9 @@ class ReferenceModels:
             with_old: include the policy's.
             teacher_T: logprobs of a teacher that is served elsewhere.
             by_reference: the micro-batch with the reference's features of images. None: it has the same features.
+            by_teacher: the micro-batch with the teacher's features of images. None: it has no images.
         """
-        by_reference = by_reference or micro
+        by_reference, by_teacher = by_reference or micro, by_teacher or micro
         old_T = logprobs_without_gradient(self._policy, micro, self._autocast) if with_old else None
         reference_T = None
         if self._reference is not None:
@@ -192,7 +214,7 @@ class ReferenceModels:
             with adapted.disable_adapter():
                 reference_T = logprobs_without_gradient(self._policy, by_reference, self._autocast)
         if self._teacher is not None:
-            teacher_T = logprobs_without_gradient(self._teacher, micro)
+            teacher_T = logprobs_without_gradient(self._teacher, by_teacher)
         return FixedLogprobs(old_T, reference_T, teacher_T)
 
 

@@ -50,7 +50,7 @@ def _steps(folder: Path) -> int:
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.xdist_group("quickstart")
 def test_the_tutorial_works_as_written(tmp_path: Path) -> None:

@@ -90,6 +90,20 @@ def test_supervised_examples_of_text_are_mixed_into_a_step_with_images(
         torch.testing.assert_close(gradient, 0.75 * policy[name] + 0.25 * supervised[name], rtol=1e-4, atol=1e-6)
 
 
+def plain_of(folder: Path, batch: StepBatch) -> torch.Tensor:
+    """Logprobs of the completions by transformers, each sample alone, of pixels and ids."""
+    _, reader, cache = loaded(folder)
+    plain, expected = models.plain(folder), []
+    for b, (start, end) in enumerate(pairwise(batch.sample_offsets.tolist())):
+        ordinal, number = int(batch.sample_ordinals[b]), int(batch.completions[b]) % 4
+        prompt = seen(PROMPTS[ordinal][number % len(PROMPTS[ordinal])], cache, reader)
+        assert prompt.ids == batch.token_ids[start : start + batch.prompt_lengths[b]].tolist()
+        with torch.no_grad():
+            completion = batch.token_ids[start + batch.prompt_lengths[b] : end].tolist()
+            expected.append(plain_logprobs(plain, prompt, completion))
+    return torch.cat(expected)
+
+
 @pytest.mark.parametrize("sequence_len", ROWS)
 @pytest.mark.parametrize("family", models.SEEING)
 def test_logprobs_are_transformers_of_each_sample_alone(
@@ -106,16 +120,7 @@ def test_logprobs_are_transformers_of_each_sample_alone(
             policy.of(micro.row, micro.token_ids_T, None)[0]
             for micro in (micro_batch(batch, number, CPU, images=images) for number in non_empty(batch))
         ]
-    _, reader, cache = loaded(folder)
-    plain, expected = models.plain(folder), []
-    for b, (start, end) in enumerate(pairwise(batch.sample_offsets.tolist())):
-        ordinal, number = int(batch.sample_ordinals[b]), int(batch.completions[b]) % 4
-        prompt = seen(PROMPTS[ordinal][number % len(PROMPTS[ordinal])], cache, reader)
-        assert prompt.ids == batch.token_ids[start : start + batch.prompt_lengths[b]].tolist()
-        with torch.no_grad():
-            completion = batch.token_ids[start + batch.prompt_lengths[b] : end].tolist()
-            expected.append(plain_logprobs(plain, prompt, completion))
-    torch.testing.assert_close(torch.cat(found), torch.cat(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat(found), plain_of(folder, batch), rtol=0, atol=1e-5)
     assert images._cache is not None
     assert images._cache.num_computed == len(batch.images) == 4
 
@@ -170,6 +175,21 @@ def test_a_reference_sees_the_images(model_folder: ModelFolder, lora: Any, refer
     files = [png(*size_of(image), seed=50 + n) for n, image in enumerate(batch.images)]
     others = trained_on(TorchLearner(config), batch.model_copy(update={"images": files}))
     assert (joined(others, "reference_logprobs_T") - reference_T).abs().max() > 1e-3
+
+
+def test_a_teacher_sees_the_images_with_its_own_tower(model_folder: ModelFolder) -> None:
+    """Its logprobs are transformers' of each sample alone; a teacher without a tower is named."""
+    folder, teacher = model_folder("qwen3_vl"), model_folder("qwen3_vl", seed=5)
+    keys = {"teacher": {"path": str(teacher), "dtype": "float32"}, "loss": {"type": "surogate", "teacher_tau": 0.5}}
+    learner = TorchLearner(run_config(folder, **keys))
+    (batch,) = batch_of(folder)
+    found = trained_on(learner, batch)
+    expected = plain_of(teacher, batch)
+    torch.testing.assert_close(joined(found, "teacher_logprobs_T"), expected, rtol=0, atol=1e-5)
+    assert (joined(found, "logprobs_T") - expected).abs().max() > 1e-2
+    learner._reference_models._teacher_images = None
+    with pytest.raises(RunFailedError, match=r"trainer\.teacher\.path has no vision tower, and the batch has images"):
+        learner.step(batch)
 
 
 def test_images_that_are_not_the_models_end_the_run_in_words(model_folder: ModelFolder) -> None:

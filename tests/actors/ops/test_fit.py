@@ -97,8 +97,14 @@ def test_a_run_with_images_that_fits_is_good(seeing: Any) -> None:
             "inference.engine.type sglang takes no images; take embedded or vllm",
         ),
         (
-            {"trainer": {"teacher": {"path": "t"}, "loss": {"type": "ref_kl"}}},
-            "a teacher sees no images; leave out trainer.teacher",
+            {
+                "trainer": {
+                    "teacher": {"path": "t"},
+                    "teacher_server": {"url": "http://127.0.0.1:1"},
+                    "loss": {"type": "ref_kl"},
+                }
+            },
+            "a teacher's server sees no images; leave out trainer.teacher_server",
         ),
     ],
 )

@@ -42,32 +42,36 @@ def warm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("example", "changes"),
+    ("example", "changes", "steps"),
     [
-        pytest.param("run.yaml", ["weights.channel=rendezvous"], id="full weights by broadcast"),
+        pytest.param("run.yaml", ["weights.channel=rendezvous"], 60, id="full weights by broadcast, the first steps"),
+        pytest.param(
+            "run.yaml", ["weights.channel=rendezvous"], 300, id="full weights by broadcast", marks=pytest.mark.long
+        ),
         # larger steps of a smaller adapter: vLLM's kernels for adapters are slow on CPUs
         pytest.param(
             "lora.yaml",
             ["model.lora.rank=8", "trainer.learning_rate=4.0e-3", "trainer.warmup_steps=5"],
+            300,
             id="adapters",
             marks=pytest.mark.long,
         ),
     ],
 )
 def test_the_quickstart_learns_with_vllm(
-    warm_model: Path, tmp_path: Path, say: Say, example: str, changes: list[str]
+    warm_model: Path, tmp_path: Path, say: Say, example: str, changes: list[str], steps: int
 ) -> None:
-    """Held-out exact match of 0.85, and at lag 0 vLLM's logprobs are the trainer's."""
+    """Held-out exact match of 0.85 after all steps, and at lag 0 vLLM's logprobs are the trainer's."""
     tree = yaml.safe_load((ROOT / "examples/quickstart" / example).read_text())
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(tree | {"inference": {"engine": VLLM}}))
     places = [f"output_dir={tmp_path / 'out'}", f"model.path={warm_model}"]
-    same = ["packer.max_async_level=0", "trainer.max_steps=300"]
+    same = ["packer.max_async_level=0", f"trainer.max_steps={steps}"]
     command = [sys.executable, "-m", "actors", "up", str(path), *places, *same, *changes]
     with (tmp_path / "up.log").open("wb") as log:
         up = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
         try:
-            assert up.wait(600.0) == 0, (tmp_path / "up.log").read_text()
+            assert up.wait(800.0) == 0, (tmp_path / "up.log").read_text()
         finally:
             up.kill()  # and the kernel its actors
     found = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -77,7 +81,7 @@ def test_the_quickstart_learns_with_vllm(
         f"exact match {before:.3f} → {after:.3f} in {found['wall_seconds']:.0f} s, mismatch KL "
         f"{found['mismatch_kl']:.1e}; an update: {parts}"
     )
-    assert after >= 0.85
+    assert steps < 300 or after >= 0.85
     assert abs(found["mismatch_kl"]) < 1e-3
     assert found["lag_max"] == 0
     assert found["ledger"]["trained_twice"] == found["ledger"]["in_flight"] == 0
