@@ -10,6 +10,7 @@ import pytest
 
 from actors.models.image_tokens import ImageTokens
 from actors.models.tokenizer import Tokenizer
+from actors.packer.record import EVAL_SAMPLES
 from schemas.config.model import ModelConfig
 from tests.test_examples import ROOT, run_quickstart
 
@@ -96,7 +97,7 @@ def test_a_short_run_of_the_quickstart_with_images_is_whole(tmp_path: Path) -> N
     assert "held-out exact match (sampled)" in printed
     held_out = {json.loads(line)["answer"] for line in (tmp_path / "digits/eval.jsonl").read_text().splitlines()}
     shown = [line.split() for line in printed.splitlines() if " before '" in line]
-    assert len(shown) == 8
+    assert len(shown) == EVAL_SAMPLES
     assert {words[0] for words in shown} <= held_out
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(line["mismatch_max"] for line in lines) <= 1e-4
