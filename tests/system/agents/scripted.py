@@ -44,7 +44,7 @@ class Engines:
         self.prompts: list[str] = []
 
     async def ask(
-        self, one: Any, prompt_ids: list[int], stop: Any = (), affinity: Any = None, form: Any = None
+        self, one: Any, prompt_ids: list[int], stop: Any = (), affinity: Any = None, form: Any = None, images: Any = ()
     ) -> list[SampledCompletion]:
         """The next text, with the end of a turn."""
         prompt = self._chat.decode(prompt_ids)
