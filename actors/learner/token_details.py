@@ -123,7 +123,7 @@ class TokenDetailsWriter:
 class _RankFiles:
     """Files of one rank, of MAX_BYTES at most, or one.
 
-    The folder is looked at once, since a long run has ten thousands of files in it.
+    The folder is read once, since that of a long run has tens of thousands of files.
 
     Args:
         folder: folder of the files.
@@ -139,7 +139,7 @@ class _RankFiles:
         self._num_bytes = sum(self._sizes.values())
 
     def add(self, step: int, staging: Path) -> None:
-        """Give a file its name, and remove the oldest ones for it; of a step that is trained again, the newer stays."""
+        """Give a file the name of its step, in the place of an older file of this step, and remove the oldest files."""
         size = staging.stat().st_size
         staging.replace(self._folder / name_of(step, self._rank))
         self._num_bytes += size - self._sizes.pop(step, 0)

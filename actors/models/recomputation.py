@@ -49,17 +49,18 @@ class KeptResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._storages: dict[int, int] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        """By address. Held, since another result may get the address of one that is gone."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the kept results."""
-        return sum(self._storages.values())
+        return sum(storage.nbytes() for storage in self._storages.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and count what it returns."""
         result = func(*args, **(kwargs or {}))
         if is_kept(func, args):
             storages = [leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            self._storages |= {storage._cdata: storage.nbytes() for storage in storages}
+            self._storages |= {storage._cdata: storage for storage in storages}
         return result

@@ -240,7 +240,7 @@ def _known(recorder: Recorder, turn: Json, cause: EnvironmentFailure) -> list[Me
         raise EpisodeError(cause, str(error)) from error
 
 
-def _is_of_images(error: AttemptError) -> bool:
+def _is_of_images(error: Exception) -> bool:
     """Return whether an engine has refused the images of a request, whose pixels it is the first to decode."""
     return isinstance(error.__cause__, RequestRefusedError) and "images: " in str(error)
 
@@ -322,9 +322,8 @@ class _Driven:
             # what the user's code has asked for can't be asked, which it may mend
             raise
         except Exception as error:
-            if isinstance(error.__cause__, RequestRefusedError) and (
-                prompt_ids is not None or demand is not None or "images: " in str(error)
-            ):
+            is_asked = prompt_ids is not None or demand is not None
+            if _is_of_images(error) or (is_asked and isinstance(error.__cause__, RequestRefusedError)):
                 # tokens that the model does not have, a form that the engine can't sample, or damaged images
                 raise ValueError(str(error)) from error
             self.failed = self.failed or [error]

@@ -139,7 +139,7 @@ class ModelConfig(Section):
     """Recomputation of each policy layer in the backward pass instead of keeping its activations: up to a third more
     computation, and much less memory for long rows (transformers' non-reentrant variant). `selective`: products of
     matrices and attention are kept and the rest is computed again, for a few percent more computation; of a row of
-    Qwen3-0.6B a third is kept."""
+    Qwen3-0.6B two fifths are kept."""
     compile: Free[bool] = False
     """Compilation of the policy's layers in the trainer with torch.compile: minutes at the start, faster steps on GPUs.
     A step trained again, in a replay or after a crash, may then differ in its last bits."""

@@ -76,5 +76,9 @@ def test_kept_results_are_those_of_products_and_attention() -> None:
         torch.addmm(right[0], left, right)
     assert kept.num_bytes == 4 * 3 * 5
     with KeptResults() as kept:
+        for _ in range(50):  # each result is gone before the next is there
+            left @ right
+    assert kept.num_bytes == 50 * 4 * 3 * 5
+    with KeptResults() as kept:
         torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
     assert kept.num_bytes >= 4 * heads.numel()
