@@ -37,9 +37,9 @@ def with_images(
         return messages, ()
     if len(places) > source.keys.max_images:
         raise ConfigError(
-            f"{where}: has {len(places)} images, and environments[].images.max_images is {source.keys.max_images}"
+            f"{where}: has {len(places)} images, and {source.section}.max_images is {source.keys.max_images}"
         )
-    values = enumerate(_values(places, in_column, where), start=1)
+    values = enumerate(_values(places, in_column, f"{source.section}.column", where), start=1)
     images = tuple(source.load(value, f"{where}: image {number}") for number, value in values)
     following = iter(images)
 
@@ -53,13 +53,12 @@ def with_images(
     ], images
 
 
-def _values(places: Sequence[Mapping[str, Any]], in_column: Sequence[Any], where: str) -> Iterator[Any]:
+def _values(places: Sequence[Mapping[str, Any]], in_column: Sequence[Any], key: str, where: str) -> Iterator[Any]:
     """Yield the value of each image, of its part or of the column."""
     num_open = sum(not SOURCES & _given(part) for part in places)
     if num_open != len(in_column):
         raise ConfigError(
-            f"{where}: {num_open} parts of type image name no image, and the row's column has {len(in_column)} "
-            "(environments[].images.column)"
+            f"{where}: {num_open} parts of type image name no image, and the row's column has {len(in_column)} ({key})"
         )
     following = iter(in_column)
     yield from (part if SOURCES & _given(part) else next(following) for part in places)

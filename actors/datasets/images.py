@@ -42,6 +42,8 @@ class ImageSource(NamedTuple):
     keys: ImagesConfig
     folder: Path | None
     """Folder of relative paths; None: there is none, as for a data set on the hub."""
+    section: str = "environments[].images"
+    """Section of the configuration with the limits, for errors."""
 
     def load(self, value: Any, where: str) -> Image:
         """Return the image that a value of a row stands for.
@@ -60,7 +62,7 @@ class ImageSource(NamedTuple):
             height, width = size_of(data)
             if height * width > self.keys.max_pixels:
                 raise ValueError(
-                    f"has {width} × {height} pixels, and environments[].images.max_pixels is {self.keys.max_pixels}"
+                    f"has {width} × {height} pixels, and {self.section}.max_pixels is {self.keys.max_pixels}"
                 )
             check_sides(height, width)
         except ValueError as error:
@@ -120,7 +122,7 @@ class ImageSource(NamedTuple):
 
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self.keys.max_bytes:
-            raise ValueError(f"has {num_bytes} bytes, and environments[].images.max_bytes is {self.keys.max_bytes}")
+            raise ValueError(f"has {num_bytes} bytes, and {self.section}.max_bytes is {self.keys.max_bytes}")
 
 
 def why_not_taken(config: RunConfig) -> str:
@@ -128,11 +130,9 @@ def why_not_taken(config: RunConfig) -> str:
     engine = config.inference.engine
     if not engine.takes_images:
         return (
-            f"inference.engine.type {engine.type} takes no images; take embedded or vllm, or leave out the rows with "
-            "images"
+            f"inference.engine.type {engine.type} takes no images; take embedded, vllm or sglang, or leave out the "
+            "rows with images"
         )
-    if config.trainer.teacher_server is not None:
-        return "a teacher's server sees no images; leave out trainer.teacher_server, or the rows with images"
     return ""
 
 

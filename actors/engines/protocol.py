@@ -21,7 +21,7 @@ Alternatives = list[tuple[int, float]]
 NO_FORMS = "engine {engine} can't demand a form of an answer; use vllm or sglang, or ask for it in a message"
 """Words of the engines without structured outputs."""
 
-NO_IMAGES = "engine {engine} takes no images; use embedded or vllm"
+NO_IMAGES = "engine {engine} takes no images; use embedded, vllm or sglang"
 """Words of the engines that see no images."""
 
 

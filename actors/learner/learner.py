@@ -125,7 +125,9 @@ class TorchLearner:
             config, self._token_logprobs, self._autocast, self._parallelism, self._images
         )
         sft = config.trainer.sft
-        self._supervised = SupervisedExamples(config, sft, self._token_logprobs, self._autocast) if sft else None
+        self._supervised = (
+            SupervisedExamples(config, sft, self._token_logprobs, self._autocast, self._images) if sft else None
+        )
         self._entropy_control = EntropyControl(config.trainer.entropy_coef)
         self._mismatch_cause = ""
         self.details: TokenDetailsWriter | None = None

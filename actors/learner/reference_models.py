@@ -106,7 +106,7 @@ class ReferenceModels:
                 if vision_part(self._teacher.model) is not None:
                     self._teacher_images = BatchImages(self._teacher.model, teacher)
             else:
-                self._server = TeacherServer(server, config.trainer.teacher.path)
+                self._server = TeacherServer(server, teacher)
 
     def logprobs(self, batch: StepBatch, with_old: bool) -> dict[int, FixedLogprobs]:
         """Return the fixed logprobs of a batch by micro-batch. Infinite or NaN logprobs are computed a second time.

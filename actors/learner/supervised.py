@@ -1,5 +1,6 @@
 """Supervised examples, learned by the policy in addition to sampled completions (CHORD)."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from actors.algorithms.chord import mixed, sft_indices, sft_share
 from actors.algorithms.packing import pack
+from actors.learner.batch_images import BatchImages
 from actors.learner.reference_models import Autocast
-from actors.learner.supervised_samples import tokenized
+from actors.learner.supervised_samples import SupervisedSamples
 from actors.models.attention import PackedRow, pack_row
 from actors.models.loading import device_of
 from actors.models.token_logprobs import TokenLogprobs
@@ -34,21 +36,26 @@ class SupervisedExamples:
         sft: section `trainer.sft` of the configuration.
         policy: the learning policy.
         autocast: context in which the policy computes.
+        images: features of images, by the policy's tower.
 
     Raises:
-        ConfigError: the file is invalid, or an example is longer than a micro-batch.
+        ConfigError: the file is invalid, the model takes no images and an example has some, or an example is longer
+            than a micro-batch.
     """
 
-    def __init__(self, config: RunConfig, sft: SftConfig, policy: TokenLogprobs, autocast: Autocast) -> None:
-        self._policy, self._autocast, self._phi = policy, autocast, sft.phi
+    def __init__(
+        self, config: RunConfig, sft: SftConfig, policy: TokenLogprobs, autocast: Autocast, images: BatchImages
+    ) -> None:
+        self._policy, self._autocast, self._phi, self._images = policy, autocast, sft.phi, images
         self._seed, self._batch_size, self._capacity = config.seed, sft.batch_size, config.packer.sequence_len
         self._device = device_of(config.model)
-        self._samples = tokenized(config, sft)
+        self._samples = SupervisedSamples(config, sft)
 
     def backward(self, batch: StepBatch, minibatch: int, mu: float) -> dict[str, float]:
         """Compute gradients of one rank's share of a minibatch, × μ; return loss and sums of metrics."""
         rows, num_tokens = self.rows(batch, minibatch)
         measured, found = {"loss": 0.0, "sft_nll": 0.0, "sft_tokens": 0.0}, []
+        # one after the other: features of images that have a gradient are kept until its backward pass
         for each in rows:
             ones_T = torch.ones(each.token_ids_T.numel(), device=self._device)  # weight 1: not sampled
             with self._autocast():
@@ -65,22 +72,31 @@ class SupervisedExamples:
             measured["sft_nll"] -= logprobs_of_row
         return measured
 
-    def rows(self, batch: StepBatch, minibatch: int) -> tuple[list[SupervisedRow], int]:
+    def rows(self, batch: StepBatch, minibatch: int) -> tuple[Iterator[SupervisedRow], int]:
         """Return one rank's rows of a minibatch's examples, and the number of completion tokens on all ranks.
 
-        A step's examples are divided among the minibatches, and each iteration uses the same examples.
+        A step's examples are divided among the minibatches, and each iteration uses the same examples. A row is made
+        when it is taken.
+
+        Raises:
+            RunFailedError: by the iterator; an image is not what it was when the trainer started.
         """
         indices = sft_indices(len(self._samples), self._batch_size, self._seed, batch.step)
-        samples = [self._samples[i] for i in indices[minibatch :: batch.num_minibatches]]
+        own_indices = indices[minibatch :: batch.num_minibatches]
         # every rank computes the whole division, and takes its own part
-        dealt = pack([ids.size for ids, _ in samples], self._capacity, batch.num_ranks)[batch.rank]
-        rows = []
-        for own in ([samples[i] for i in micro_batch] for micro_batch in dealt if micro_batch):
-            offsets = np.cumsum([0, *(ids.size for ids, _ in own)])
-            prompt_lengths = np.array([length for _, length in own])
-            token_ids = np.concatenate([ids for ids, _ in own])
-            chosen = np.concatenate([ids[length:] for ids, length in own]).astype(np.int64)
-            # examples share nothing
-            row = pack_row(token_ids, offsets, prompt_lengths, [0] * len(own), self._device)
-            rows.append(SupervisedRow(row, torch.from_numpy(chosen).to(self._device)))
-        return rows, sum(ids.size - prompt_length for ids, prompt_length in samples)
+        dealt = pack([self._samples[i].token_ids.size for i in own_indices], self._capacity, batch.num_ranks)
+        packed = ([own_indices[n] for n in micro_batch] for micro_batch in dealt[batch.rank] if micro_batch)
+        num_tokens = sum(self._samples[i].num_completion_tokens for i in own_indices)
+        return (self._row(of_row, batch.step) for of_row in packed), num_tokens
+
+    def _row(self, indices: Sequence[int], step: int) -> SupervisedRow:
+        samples = [self._samples[i] for i in indices]
+        offsets = np.cumsum([0, *(each.token_ids.size for each in samples)])
+        prompt_lengths = np.array([each.prompt_length for each in samples])
+        token_ids = np.concatenate([each.token_ids for each in samples])
+        chosen = np.concatenate([each.token_ids[each.prompt_length :] for each in samples]).astype(np.int64)
+        shown = [(self._samples[i].image_places, self._samples.images(i)) for i in indices]
+        seen = self._images.of_examples(shown, step)
+        # examples share nothing
+        row = pack_row(token_ids, offsets, prompt_lengths, [0] * len(indices), self._device, images=seen)
+        return SupervisedRow(row, torch.from_numpy(chosen).to(self._device))

@@ -1,15 +1,18 @@
 """Logprobs of a teacher that is served elsewhere, by the completions API of OpenAI with vLLM's `prompt_logprobs`.
 
-A request has all tokens of a sample as its prompt, and the answer the logprob of each of them. Requests that fail for a
-passing reason (no connection, time limit, 408, 409, 425, 429, 5xx) are sent again after a pause, which doubles, until
-`trainer.teacher_server.timeout`. A refused request, or an answer without these logprobs, ends the run at once. No
-failure is ever a number in the loss.
+A request has all tokens of a sample as its prompt, and the answer the logprob of each of them. A sample with images
+goes to vLLM's endpoint for token ids, with one placeholder for each image (`actors.models.served_images`).
+
+Requests that fail for a passing reason (no connection, time limit, 408, 409, 425, 429, 5xx) are sent again after a
+pause, which doubles, until `trainer.teacher_server.timeout`. A refused request, or an answer without these logprobs,
+ends the run at once. No failure is ever a number in the loss.
 """
 
 import asyncio
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -18,10 +21,13 @@ import structlog
 import torch
 from torch import Tensor
 
+from actors.datasets.prepared import digest_of
 from actors.learner.micro_batches import non_empty
+from actors.models.served_images import Pixels, check_prompt, with_placeholders
+from schemas.config.model import ModelConfig
 from schemas.config.trainer import TeacherServerConfig
 from schemas.errors import RunFailedError
-from schemas.messages import StepBatch
+from schemas.messages import ImagePlace, StepBatch
 
 log = structlog.get_logger("learner")
 
@@ -29,6 +35,8 @@ KEY = "trainer.teacher_server"
 """Configuration key, for errors."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 """Pause before the first retry, and the limit of its doubling."""
+COMPLETIONS, TOKENS = "/v1/completions", "/inference/v1/generate"
+"""Endpoints of samples without and with images."""
 PASSING = (408, 409, 425, 429)
 """HTTP statuses below 500 that may pass."""
 
@@ -38,13 +46,14 @@ class _PassingError(Exception):
 
 
 def token_logprobs(answer: Any, token_ids: Sequence[int]) -> list[float]:
-    """Return the logprob of each token of a prompt but the first, from an answer of vLLM's completions API.
+    """Return the logprob of each token of a prompt but the first, from an answer of vLLM.
 
     Raises:
         ValueError: the answer has no such logprobs.
     """
     try:
-        found = answer["choices"][0]["prompt_logprobs"]
+        # of the prompt of a completion, or of the one prompt of a request in tokens
+        found = answer["prompt_logprobs"] if "prompt_logprobs" in answer else answer["choices"][0]["prompt_logprobs"]
         if len(found) != len(token_ids):
             raise ValueError(f"prompt_logprobs has {len(found)} entries for {len(token_ids)} tokens")
         # at each place the likeliest tokens and the given one, by id; at the first nothing
@@ -54,17 +63,56 @@ def token_logprobs(answer: Any, token_ids: Sequence[int]) -> list[float]:
         raise ValueError(f"no prompt_logprobs of the given tokens ({error!r})") from None
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """Sample to ask for."""
+
+    ids: list[int]
+    """Token ids of prompt and completion."""
+    starts: Sequence[int] = ()
+    """Place of the first token of each image."""
+    parts: Sequence[dict[str, str]] = ()
+    """Images in vLLM's form."""
+
+    @property
+    def path(self) -> str:
+        """Endpoint."""
+        return TOKENS if self.starts else COMPLETIONS
+
+    def body(self) -> dict[str, Any]:
+        """Return the request without the model's name: logprobs of the prompt, and one token, since none can't be."""
+        params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        if not self.starts:
+            return {"prompt": self.ids, **params}
+        return {
+            "token_ids": with_placeholders(self.ids, self.starts),
+            "content_parts": list(self.parts),
+            "return_token_ids": True,
+            "sampling_params": params,
+        }
+
+    def logprobs_of(self, answer: Any) -> list[float]:
+        """Return the logprob of each token but the first.
+
+        Raises:
+            ValueError: the answer has no such logprobs, or is of another prompt.
+        """
+        if self.starts:
+            check_prompt(self.ids, self.starts, answer.get("prompt_token_ids"), "vLLM")
+        return token_logprobs(answer, self.ids)
+
+
 class TeacherServer:
     """Client of the teacher's server.
 
     Args:
         config: address and limits.
-        model: name of the model at the server.
+        teacher: the teacher, whose files say how images become tokens.
     """
 
-    def __init__(self, config: TeacherServerConfig, model: str) -> None:
-        self._config, self._model = config, config.model or model
-        self._url = f"{config.url.rstrip('/')}/v1/completions"
+    def __init__(self, config: TeacherServerConfig, teacher: ModelConfig) -> None:
+        self._config, self._model = config, config.model or teacher.path
+        self._pixels = Pixels(teacher)
 
     def logprobs(self, batch: StepBatch, device: torch.device) -> dict[int, Tensor]:
         """Return (T,) logprobs of the completion tokens of each micro-batch; 0 outside the loss mask.
@@ -86,6 +134,8 @@ class TeacherServer:
 
     async def _of_samples(self, batch: StepBatch) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
         """Return the logprobs of the completion tokens of each sample."""
+        places = batch.places_of_samples() if batch.images else []
+        digests = [digest_of(image) for image in batch.images]
         limit, deadline = asyncio.Semaphore(self._config.max_concurrent), time.monotonic() + self._config.timeout
         timeout = aiohttp.ClientTimeout(total=self._config.request_timeout)
 
@@ -96,7 +146,11 @@ class TeacherServer:
             if not mask.any():
                 return np.zeros(mask.size)
             async with limit:
-                values = await self._ask_until(session, ids, deadline)
+                asked = _Asked(ids)
+                if places and (shown := places[number]):
+                    # in a thread: images are decoded
+                    asked = await asyncio.to_thread(self._with_images, ids, shown, batch, digests)
+                values = await self._ask_until(session, asked, deadline)
             # the first token has no logprob, and is one of the prompt
             return np.where(mask, np.array(values[prompt - 1 :]), 0.0)
 
@@ -108,11 +162,24 @@ class TeacherServer:
                 for task in tasks:
                     task.cancel()
 
-    async def _ask_until(self, session: aiohttp.ClientSession, ids: list[int], deadline: float) -> list[float]:
+    def _with_images(
+        self, ids: list[int], places: Sequence[ImagePlace], batch: StepBatch, digests: Sequence[str]
+    ) -> "_Asked":
+        try:
+            urls = [self._pixels.url(digests[place.image], batch.images[place.image]) for place in places]
+        except ValueError as error:
+            raise RunFailedError(f"{KEY}: step {batch.step}: {error}") from error
+        parts = [
+            {"type": "image_url", "url": url, "uuid": digests[place.image]}
+            for url, place in zip(urls, places, strict=True)
+        ]
+        return _Asked(ids, [place.start for place in places], parts)
+
+    async def _ask_until(self, session: aiohttp.ClientSession, asked: "_Asked", deadline: float) -> list[float]:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await self._ask(session, ids)
+                return await self._ask(session, asked)
             except _PassingError as error:
                 if time.monotonic() + pause > deadline:
                     raise RunFailedError(
@@ -123,12 +190,12 @@ class TeacherServer:
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 
-    async def _ask(self, session: aiohttp.ClientSession, ids: list[int]) -> list[float]:
-        body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+    async def _ask(self, session: aiohttp.ClientSession, asked: "_Asked") -> list[float]:
         try:
-            async with session.post(self._url, json=body) as response:
+            url = f"{self._config.url.rstrip('/')}{asked.path}"
+            async with session.post(url, json={"model": self._model, **asked.body()}) as response:
                 if response.status == 200:
-                    return token_logprobs(await response.json(), ids)
+                    return asked.logprobs_of(await response.json())
                 words = f"HTTP {response.status}: {(await response.text())[:300]}"
         except TimeoutError:
             limit = self._config.request_timeout
@@ -144,7 +211,9 @@ class TeacherServer:
             raise _PassingError(words)
         if response.status in (401, 403):
             words += f" ({KEY}.api_key_env {self._config.api_key_env or 'is not set'})"
-        raise RunFailedError(f"{KEY}: {self._model} at {self._config.url} refuses {len(ids)} tokens: {words}")
+        if response.status == 404 and asked.starts:
+            words += f"; samples with images need {TOKENS}: start vLLM with --enable-scale-out"
+        raise RunFailedError(f"{KEY}: {self._model} at {self._config.url} refuses {len(asked.ids)} tokens: {words}")
 
     def _headers(self) -> dict[str, str]:
         variable = self._config.api_key_env

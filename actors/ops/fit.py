@@ -260,13 +260,7 @@ def image_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iter
     if why := why_not_taken(config):
         yield Finding(f"{have}; {why}")
         return
-    if not is_installed("PIL"):
-        yield Finding(f"{have}, and images need Pillow, which is not installed; install grpo-actors[vision]")
-    if Path(config.model.path).is_dir():
-        try:
-            _rule(config)
-        except ConfigError as error:
-            yield from map(Finding, error.problems)
+    yield from map(Finding, sight_problems(config, have))
     groups = config.packer.groups_per_step
     num_bytes = rows.image_bytes // rows.num_read * groups
     if num_bytes > MESSAGE_BYTES:
@@ -274,6 +268,22 @@ def image_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iter
             f"packer.groups_per_step: the images of {groups} rows of {rows.path} have about {num_bytes >> 20} MiB, and "
             f"{MESSAGE_BYTES >> 20} MiB are the most that travel to a trainer rank; lower it, or take smaller images"
         )
+
+
+def sight_problems(config: RunConfig, have: str) -> Iterator[str]:
+    """Check that this machine reads images and that the model, if it is here, has tokens for them.
+
+    Args:
+        config: configuration of the run.
+        have: what has the images, in words.
+    """
+    if not is_installed("PIL"):
+        yield f"{have}, and images need Pillow, which is not installed; install grpo-actors[vision]"
+    if Path(config.model.path).is_dir():
+        try:
+            _rule(config)
+        except ConfigError as error:
+            yield from error.problems
 
 
 def _image_tokens(config: RunConfig, rows: "Jsonl | Preview") -> "ImageTokens | None":

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, get_args
 
 from actors.ops.device_plan import Actor, largest_of, plan_here
 from actors.ops.environments import environment_problems, environments_of, missing_of_workers, template_findings
-from actors.ops.fit import Finding, cache_findings, column_findings, image_findings, model_findings, prompt_findings
+from actors.ops.fit import (
+    Finding,
+    cache_findings,
+    column_findings,
+    image_findings,
+    model_findings,
+    prompt_findings,
+    sight_problems,
+)
 from actors.ops.functions import call_findings, function_problems, missing_columns, worker_notes
 from actors.ops.places import folder_problems, key_problems, room_problems, token_problems
 from actors.ops.requirements import not_installed
@@ -145,12 +153,17 @@ def _supervised(config: RunConfig) -> Iterator[str]:
     if sft is None or not Path(sft.path).exists():
         return
     # imported here, since it loads numpy: most runs have no supervised data
-    from actors.datasets.supervised import read_supervised
+    from actors.datasets.supervised import KEY, SupervisedRows
 
     try:
-        read_supervised(Path(sft.path))
+        rows = SupervisedRows(sft)
+        num_with_images = sum(bool(example.images) for example in rows)
     except ConfigError as error:
         yield from error.problems
+        return
+    if num_with_images:
+        have = f"{KEY}: {num_with_images} of {len(rows)} rows of {rows.path} have images"
+        yield from sight_problems(config, have)
 
 
 def _rows(config: RunConfig, tables: Tables) -> Iterator[str]:

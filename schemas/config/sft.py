@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from schemas.config.base import Section
+from schemas.config.images import ImagesConfig
 
 
 class SftConfig(Section):
@@ -15,6 +16,8 @@ class SftConfig(Section):
     path: str = Field(min_length=1)
     """JSON Lines file with `prompt` (text or messages) and `completion` (text or one message) per row. A relative path
     is looked up next to the configuration file first, then in the current directory."""
+    images: ImagesConfig = ImagesConfig()
+    """Images of prompts, for models that see them; paths are relative to the folder of the file."""
     batch_size: int = Field(ge=1)
     """Supervised examples per step over all ranks; at least `trainer.num_minibatches`."""
     mu_peak: float = Field(ge=0, le=1)

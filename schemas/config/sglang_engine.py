@@ -38,6 +38,7 @@ class SglangEngineConfig(EngineBase):
 
     has_server: ClassVar[bool] = True
     takes_any_adapter: ClassVar[bool] = False
+    takes_images: ClassVar[bool] = True
     channels: ClassVar[frozenset[WeightChannel]] = frozenset({"filesystem"})
 
     type: Free[Literal["sglang"]] = "sglang"

@@ -1,10 +1,11 @@
 """Runs beside SGLang's package: holds bodies against its types. `python sglang_types.py < said.json > judged.json`.
 
-Consumes {"calls": [[path, body]], "answers": [[path, body]]} as the engine and the stub have said them. Emits what is
-wrong with them, and answers made by SGLang's own code. What needs a GPU is stood in for: `triton`, two modules of
-images, and IPython.
+Consumes {"calls": [[path, body]], "answers": [[path, body]]} as the engine and the stub have said them, and prompts
+with images. Emits what is wrong with them, answers made by SGLang's own code, and the prompts that its code makes. What
+needs a GPU is stood in for: `triton`, two modules of images, and IPython.
 """
 
+import ast
 import dataclasses
 import importlib.util
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import torch  # noqa: F401 - before its `triton` is stood in for
+import torch  # before its `triton` is stood in for
 
 ABSENT = {
     "sglang.srt.managers.schedule_batch": (
@@ -149,6 +150,30 @@ def made() -> dict[str, Any]:
     return answers | {"nan": nan}
 
 
+def method(name: str) -> Any:
+    """A method of the class that makes prompts with images; its module needs packages for GPUs, its code needs none."""
+    [found] = [
+        node
+        for node in ast.walk(ast.parse(source("srt/multimodal/processors/base_processor.py")))
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    found.decorator_list = []
+    scope: dict[str, Any] = {"Modality": types.SimpleNamespace(IMAGE="image", VIDEO="video", AUDIO="audio")}
+    lines = "from __future__ import annotations\n" + ast.unparse(found)
+    exec(compile(lines, name, "exec"), scope)
+    return scope[name]
+
+
+def prompts_of(asked: dict[str, Any]) -> list[list[int]]:
+    """The prompt by the way for prepared images, and by the way for others."""
+    merge, image = 2, asked["image"]
+    processor = types.SimpleNamespace(IM_TOKEN_ID=image, spatial_merge_size=merge)
+    grids = [torch.tensor([1, *grid]) for grid in asked["grids"]]
+    prepared, _, _ = method("build_input_ids")(processor, asked["ids"], img_grid_thw=grids)
+    counts = [int(grid.prod()) // merge**2 for grid in grids]
+    return [[int(token) for token in prepared], method("_expand_input_ids")(asked["ids"], counts, image)]
+
+
 def main() -> None:
     """See the module."""
     said = json.load(sys.stdin)
@@ -158,6 +183,7 @@ def main() -> None:
             "version": __version__,
             "problems": problems(check_call, said["calls"]) + problems(check_answer, said["answers"]),
             "answers": made(),
+            "prompts": [prompts_of(asked) for asked in said["prompts"]],
             "words": words in source("srt/managers/tokenizer_manager.py"),
         },
         sys.stdout,

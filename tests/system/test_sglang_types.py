@@ -17,9 +17,11 @@ from actors.engines.sglang.answers import completion_of
 from actors.engines.sglang.client import NEVER_LOADED
 from actors.engines.sglang.compat import SUPPORTED
 from actors.engines.sglang.process import command
+from actors.models.image_tokens import ImageTokens
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.sglang_engine import SglangEngineConfig
-from tests.actors.engines.engines import WAIT, ask, policy, sample
+from tests import models
+from tests.actors.engines.engines import WAIT, ask, policy, sample, seeing
 from tests.actors.engines.sglang.conftest import MakeSglang, make_sglang, stub  # noqa: F401 - fixtures
 from tests.actors.engines.sglang.stub import StubServer
 from tests.actors.engines.sglang.test_engine import ADAPTER, PROMPT
@@ -98,11 +100,11 @@ def test_the_command_line_is_one_that_sglangs_own_parser_takes(package: Path, tm
     assert second["mem_fraction_static"] is None
 
 
-def judged(package: Path, calls: list[Any], answers: list[Any]) -> dict[str, Any]:
-    """What SGLang's types say of these."""
+def judged(package: Path, calls: list[Any], answers: list[Any], prompts: Any = ()) -> dict[str, Any]:
+    """What SGLang's types say of these, and the prompts that its code makes."""
     done = subprocess.run(
         [sys.executable, str(HERE / "sglang_types.py")],
-        input=json.dumps({"calls": calls, "answers": answers}),
+        input=json.dumps({"calls": calls, "answers": answers, "prompts": list(prompts)}),
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(package)},
@@ -110,6 +112,19 @@ def judged(package: Path, calls: list[Any], answers: list[Any]) -> dict[str, Any
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_sglangs_own_code_makes_our_prompt_of_what_it_is_sent(package: Path) -> None:
+    """Of token ids with one placeholder for each image, by each of its two ways; images next to each other too."""
+    rule = ImageTokens(models.IMAGE, patch_size=4, merge_size=2, min_pixels=64, max_pixels=1024)
+    sizes = [(8, 8), (16, 40), (30, 12)]
+    start, image, end = models.VISION_START, models.IMAGE, models.VISION_END
+    sent = [1, start, image, end, 5, start, image, end, start, image, end, 6, 7]
+    ours, _ = rule.expand(sent, sizes)
+    prompt = {"ids": sent, "grids": [rule.grid(*size) for size in sizes], "image": image}
+    told = judged(package, [], [], prompts=[prompt])
+    assert told["prompts"] == [[ours, ours]]
+    assert len(ours) > len(sent)
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -133,6 +148,7 @@ def test_all_that_is_said_fits_sglangs_types(
     wait_for(lambda: stub.num_running() == 1)
     future.cancel()
     wait_for(lambda: "/abort_request" in stub.paths() and stub.num_running() == 0)
+    sample(make_sglang(family="qwen3_vl"), seeing())
     told = judged(package, stub.calls, stub.answers)
     assert told["problems"] == []
     assert told["words"]

@@ -29,13 +29,14 @@ from typing import Any, Protocol
 import structlog
 
 from actors.engines.external.continuation import ABORTED, cut_at_stop, joined, rest_of
-from actors.engines.external.images import Pixels, image_token
+from actors.engines.external.images import image_token
 from actors.engines.external.labels import ADAPTER_PREFIX, ServedWeights
 from actors.engines.external.relay import Relay
 from actors.engines.external.staging import Staging, model_shapes, vocab_size
 from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, SampleRequest
 from actors.engines.tokenizing import Tokenizing
+from actors.models.served_images import Pixels
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from schemas.config.model import ModelConfig

@@ -1,16 +1,18 @@
 """Requests and answers in SGLang's terms, from and to ours; pure functions.
 
-Each call is one completion. SGLang would give all n completions of a request the same seed, and the same request id to
-the copies. Every finished answer tells which weights sampled which tokens:
+Each call is one completion, so images go to the server with each of them. SGLang would give all n completions of a
+request the same seed, and the same request id to the copies. Every finished answer tells which weights sampled which
+tokens:
 
     meta_info.weight_versions   [{"version": "b7f0:1.4.5", "start": 0, "end": 12}, …]     segments   [(0, 1, 4), …]
 
 The engine sets the label with each update (see `labels`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actors.engines.external.images import with_placeholders
 from actors.engines.external.labels import ServedWeights, segments_of
 from actors.engines.external.upstream import Json
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
@@ -20,7 +22,9 @@ LARGEST_SEED = 2**63
 """Bound of SGLang's seeds; larger seeds are taken modulo this number."""
 
 
-def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: frozenset[int], salt: str) -> Json:
+def generate_body(
+    asked: SampleRequest, number: int, max_tokens: int, eos: frozenset[int], salt: str, urls: Sequence[str] = ()
+) -> Json:
     """Return the body of `/generate`, without `rid`, for completion `number` of a request.
 
     The completion's seed is the request's seed + number.
@@ -30,6 +34,7 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
 
     Args:
         salt: salt of the prefix cache, different for each version of the weights.
+        urls: images of the request as data URLs.
     """
     params: Json = {
         "max_new_tokens": max_tokens,
@@ -49,8 +54,11 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
         params[asked.form.kind] = asked.form.text
     if asked.logit_bias:
         params["logit_bias"] = {str(token): bias for token, bias in asked.logit_bias.items()}
+    # one token for each image: the server repeats it, and tells the prompt that it has made
+    images = {"image_data": list(urls), "return_prompt_token_ids": True} if urls else {}
     return {
-        "input_ids": asked.prompt_ids,
+        "input_ids": with_placeholders(asked) if urls else asked.prompt_ids,
+        **images,
         "sampling_params": params,
         "return_logprob": True,
         "logprob_start_len": -1,  # logprobs of the completion alone, not of the prompt

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from actors.engines.external.images import check_places, check_prompt, check_strays, urls_of
 from actors.engines.external.labels import ServedWeights, UnknownWeightsError
 from actors.engines.external.owned import END_SECONDS
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
@@ -24,7 +25,6 @@ from actors.engines.external.staging import check_fit, shapes_of
 from actors.engines.external.upstream import RefusedError
 from actors.engines.http.access import secret
 from actors.engines.protocol import (
-    NO_IMAGES,
     Completion,
     EngineStatus,
     EngineStoppedError,
@@ -128,8 +128,7 @@ class SglangEngine(ServedEngine):
         size, new = len(request.prompt_ids), request.max_tokens or 1
         if size == 0:
             raise RequestError("prompt: is empty")
-        if request.images:
-            raise RequestError(f"images: {NO_IMAGES.format(engine='sglang')}")
+        check_places(request, self._image_token)
         if request.ignore_eos and request.stop_token_ids:
             raise RequestError("ignore_eos: SGLang ignores stop_token_ids then too; give one of the two")
         check_token_ids("prompt", request.prompt_ids, self._vocab_size)
@@ -213,11 +212,14 @@ class SglangEngine(ServedEngine):
     async def _ask(self, asked: SampleRequest, number: int) -> Completion:
         """Send a completion's request until the answer has labels of this engine; return the completion."""
         max_tokens = self._longest - len(asked.prompt_ids) if asked.max_tokens is None else asked.max_tokens
+        if asked.images:
+            check_strays(asked, self._name)
+        urls = await asyncio.to_thread(urls_of, asked, self._pixels) if asked.images else []
         while True:
             await self._gate.wait()
             version = self._serving
             adapter = version if self._serves_adapters else None
-            body = generate_body(asked, number, max_tokens, self._eos, version.label)
+            body = generate_body(asked, number, max_tokens, self._eos, version.label, urls)
             if adapter and adapter.policy:
                 body["lora_path"] = adapter.adapter
             try:
@@ -229,6 +231,8 @@ class SglangEngine(ServedEngine):
                         if not self._relay.failure:
                             self._relay.start_background(self._abort(rid))
                         raise
+                if asked.images:
+                    check_prompt(asked, answer.get("prompt_token_ids"), self._name)
                 return completion_of(answer, asked, max_tokens, self._eos, self._labels, adapter)
             except UnknownWeightsError as error:
                 self._quarantine(version, str(error))

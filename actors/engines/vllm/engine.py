@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from actors.engines.external.images import check_places, check_prompt
+from actors.engines.external.images import check_places, check_prompt, urls_of
 from actors.engines.external.labels import ServedWeights, UnknownWeightsError
 from actors.engines.external.owned import END_SECONDS
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
@@ -247,7 +247,7 @@ class VllmEngine(ServedEngine):
 
     async def _ask(self, asked: SampleRequest) -> list[Completion]:
         """Send a request until an answer has labels of this engine; return the completions."""
-        urls = await asyncio.to_thread(self._pixels.urls, asked.images) if asked.images else []
+        urls = await asyncio.to_thread(urls_of, asked, self._pixels) if asked.images else []
         while True:
             await self._gate.wait()
             version = self._serving

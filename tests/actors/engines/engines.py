@@ -9,12 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from actors.datasets.prepared import digest_of
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.http.server import CompletionServer
-from actors.engines.protocol import Completion, Engine, EngineStoppedError, SampleRequest
+from actors.engines.protocol import Completion, Engine, EngineStoppedError, PromptImage, SampleRequest
 from bus.weights import Weights
 from schemas.config.sampling import SamplingParams
 from schemas.messages import PolicyVersion
+from tests import models
+from tests.actors.datasets.pictures import picture
 
 WAIT = 120.0
 """Seconds after which a wait in a test has failed."""
@@ -26,6 +29,18 @@ def ask(prompt: list[int], n: int = 1, max_tokens: int | None = 8, seed: int = 0
     """A request at temperature 1; `settings` are sampling parameters and other fields."""
     params = {name: settings.pop(name) for name in SamplingParams.model_fields if name in settings}
     return SampleRequest(prompt, n, max_tokens, seed, SamplingParams(**params), **settings)
+
+
+SEEN = [1, models.VISION_START, *[models.IMAGE] * 4, models.VISION_END, 5, *[models.IMAGE] * 4, 6]
+"""A prompt with two images of four tokens."""
+
+
+def seeing(n: int = 1, max_tokens: int = 3) -> SampleRequest:
+    """A request with two images."""
+    files = zip((2, 8), (picture(8, 9), picture(20, 30, "JPEG")), strict=True)
+    return replace(
+        ask(SEEN, n=n, max_tokens=max_tokens), images=tuple(PromptImage(i, digest_of(d), d) for i, d in files)
+    )
 
 
 def sample(engine: Engine, *requests: SampleRequest) -> list[list[Completion]]:

@@ -21,7 +21,6 @@ from schemas.messages import ScoredGroup, StepBatch
 from tests import models
 from tests.actors.learner.steps import batches_of, run_config, scored_group
 from tests.actors.learner.test_reference_models import joined, trained_on
-from tests.actors.learner.test_supervised import gradients
 from tests.actors.models.vision.seeing import Piece, loaded, plain_logprobs, seen
 from tests.conftest import ModelFolder
 from tests.images import png
@@ -69,25 +68,6 @@ def batch_of(folder: Path, sequence_len: int = ROWS[1], num_ranks: int = 1, **ke
     rule = ImageTokens.of_model(ModelConfig(path=str(folder)))
     groups = [seen_group(ordinal, prompts, rule) for ordinal, prompts in enumerate(PROMPTS)]
     return batches_of(groups, num_ranks, sequence_len=sequence_len, **keys)
-
-
-def test_supervised_examples_of_text_are_mixed_into_a_step_with_images(
-    model_folder: ModelFolder, tmp_path: Path
-) -> None:
-    """CHORD: the gradient is three quarters of the prompts with images and a quarter of the examples."""
-    folder, file = model_folder("qwen3_vl"), tmp_path / "sft.jsonl"
-    file.write_text('{"prompt": "ab", "completion": "cde"}\n{"prompt": "b", "completion": "xyz"}\n')
-    keys = {"path": str(file), "batch_size": 2, "mu_warmup_steps": 0, "mu_decay_steps": 0}
-    (batch,) = batch_of(folder)
-    found = []
-    for mu in (0.25, 0.0, 1.0):
-        config = run_config(folder, sft=keys | {"mu_peak": mu, "mu_valley": mu}, max_grad_norm=1e9)
-        found.append(gradients(TorchLearner(config), batch))
-    mixed, policy, supervised = found
-    assert mixed
-    for name, gradient in mixed.items():
-        assert float(policy[name].abs().max()) > 0, name
-        torch.testing.assert_close(gradient, 0.75 * policy[name] + 0.25 * supervised[name], rtol=1e-4, atol=1e-6)
 
 
 def plain_of(folder: Path, batch: StepBatch) -> torch.Tensor:

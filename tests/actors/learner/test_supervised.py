@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from actors.algorithms.chord import sft_indices
+from actors.learner.batch_images import BatchImages
 from actors.learner.learner import TorchLearner
 from actors.learner.optimizer import PolicyOptimizer
 from actors.learner.ranks import SINGLE_RANK
@@ -99,7 +100,8 @@ def test_ranks_and_minibatches_share_the_examples(sft_run: Any, phi: bool) -> No
         torch.testing.assert_close(two[name], gradient, rtol=1e-4, atol=1e-6)
     (batch,) = batches_of(groups, 1, 2)
     policy = TokenLogprobs(TorchLearner(config).model)
-    examples = SupervisedExamples(config, config.trainer.sft, policy, nullcontext)
+    images = BatchImages(policy.model, config.model)
+    examples = SupervisedExamples(config, config.trainer.sft, policy, nullcontext, images)
     indices = sft_indices(5, 5, config.seed, batch.step)
     for minibatch in (0, 1):
         rows, count = examples.rows(batch, minibatch)
@@ -124,7 +126,7 @@ def test_a_step_learns_the_same_examples_again(sft_run: Any) -> None:
         ('{"prompt": [{"role": "user", "content": "a"}], "completion": 4}', "line 6: the completion of messages must"),
         (
             '{"prompt": [{"role": "user", "content": [{"type": "image", "path": "a.png"}]}], "completion": "a"}',
-            "line 6: message 1 has a part of type 'image'; leave out the rows with images",
+            r"line 6: image 1 has the path 'a\.png' in .*, which can't be read",
         ),
         (
             '{"prompt": [{"role": "u", "content": "a"}], "completion": {"role": "a", "content": [{"type": "image"}]}}',

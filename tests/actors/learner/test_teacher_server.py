@@ -1,8 +1,10 @@
 """Teacher that is served elsewhere."""
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from schemas.config import RunConfig
 from schemas.errors import RunFailedError
 from tests import models
 from tests.actors.learner.steps import random_samples, run_config, step_batch
+from tests.actors.learner.test_images import batch_of
 from tests.actors.learner.test_reference_models import joined, plain_logprobs, trained_on
+from tests.actors.models.vision.seeing import Piece, Seen, loaded, seen
 from tests.conftest import ModelFolder
 
 
@@ -24,33 +28,56 @@ class Served:
     """Server with a model of transformers that answers in the form of vLLM; `faults` come first, one per request."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.model, self.requests, self.keys = models.plain(folder), [], []
         self.faults: list[tuple[int, Any]] = []
         self._lock = threading.Lock()
 
-    def answer(self, body: dict[str, Any]) -> tuple[int, Any]:
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and content of an answer."""
         with self._lock:
             self.requests.append(body)
             if self.faults:
                 return self.faults.pop(0)
-            ids = body["prompt"]
-            with torch.no_grad():
-                logprobs = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+            if path == "/v1/completions":
+                return 200, {"choices": [{"text": "", "prompt_logprobs": self._logprobs(body["prompt"])}]}
+            assert path == "/inference/v1/generate"
+            prompt = self._seen(body)
+            more = {
+                "pixel_values": prompt.pixels,
+                "image_grid_thw": prompt.grids,
+                "mm_token_type_ids": prompt.types(len(prompt.ids)),
+            }
+            return 200, {"prompt_token_ids": prompt.ids, "prompt_logprobs": self._logprobs(prompt.ids, **more)}
+
+    def _logprobs(self, ids: list[int], **more: Any) -> list[Any]:
+        with torch.no_grad():
+            logprobs = self.model(torch.tensor([ids]), **more).logits[0].float().log_softmax(-1)
         rest = [{str(i): {"logprob": float(logprobs[at, i]), "rank": 1}} for at, i in enumerate(ids[1:])]
-        return 200, {"choices": [{"text": "", "prompt_logprobs": [None, *rest]}]}
+        return [None, *rest]
+
+    def _seen(self, body: dict[str, Any]) -> Seen:
+        """The prompt with as many tokens for each placeholder as the image has that was sent."""
+        files = iter(base64.b64decode(part["url"].partition(",")[2]) for part in body["content_parts"])
+        pieces: list[Piece] = []
+        for token in body["token_ids"]:
+            if token == models.IMAGE:
+                pieces[-1:] = [next(files)]
+            elif token != models.VISION_END:
+                pieces.append(token)
+        _, reader, cache = loaded(self.folder)
+        return seen(pieces, cache, reader)
 
 
-@pytest.fixture
-def served(model_folder: ModelFolder) -> Iterator[tuple[Served, str]]:
-    """A teacher of another seed, and its address."""
-    teacher = Served(model_folder("llama", seed=5))
+@contextmanager
+def serving(teacher: Served) -> Iterator[str]:
+    """The address of a teacher."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            assert self.path == "/v1/completions"
             teacher.keys.append(self.headers.get("Authorization"))
-            status, content = teacher.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, content = teacher.answer(self.path, body)
             data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -64,15 +91,28 @@ def served(model_folder: ModelFolder) -> Iterator[tuple[Served, str]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield teacher, f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
 
 
-def config_of(model_folder: ModelFolder, url: str, **keys: Any) -> RunConfig:
-    """A run that is pulled towards the served teacher."""
-    teacher = {"path": str(model_folder("llama", seed=5)), "dtype": "float32"}
-    return run_config(model_folder(), teacher=teacher, loss={"type": "ref_kl"}, teacher_server={"url": url} | keys)
+@pytest.fixture
+def served(model_folder: ModelFolder) -> Iterator[tuple[Served, str]]:
+    """A teacher of another seed, and its address."""
+    teacher = Served(model_folder("llama", seed=5))
+    with serving(teacher) as url:
+        yield teacher, url
+
+
+def config_of(
+    model_folder: ModelFolder, url: str, families: tuple[str, str] = ("qwen3", "llama"), **keys: Any
+) -> RunConfig:
+    """A run that is pulled towards the served teacher; families of policy and teacher."""
+    policy, of_teacher = families
+    teacher = {"path": str(model_folder(of_teacher, seed=5)), "dtype": "float32"}
+    return run_config(
+        model_folder(policy), teacher=teacher, loss={"type": "ref_kl"}, teacher_server={"url": url} | keys
+    )
 
 
 @pytest.mark.parametrize("micro_batches", [1, 8])
@@ -152,3 +192,46 @@ def test_the_given_token_is_found_next_to_the_likeliest() -> None:
     """vLLM lists both where they differ."""
     entries = [None, {"7": {"logprob": -3.0}, "2": {"logprob": -0.1}}, {"4": {"logprob": -0.5}}]
     assert token_logprobs({"choices": [{"prompt_logprobs": entries}]}, [1, 7, 4]) == [-3.0, -0.5]
+
+
+SEEING = ("qwen3_vl", "qwen3_vl")
+
+
+@pytest.mark.parametrize("sequence_len", [48, 400])
+def test_a_served_teacher_sees_the_images(model_folder: ModelFolder, sequence_len: int) -> None:
+    """As one that the trainer loads; samples of text go on to the completions API."""
+    teacher = Served(model_folder("qwen3_vl", seed=5))
+    with serving(teacher) as url:
+        config = config_of(model_folder, url, SEEING)
+        (batch,) = batch_of(model_folder("qwen3_vl"), sequence_len)
+        found = trained_on(TorchLearner(config), batch)
+    tree = config.model_dump()
+    tree["trainer"]["teacher_server"] = None
+    here = trained_on(TorchLearner(RunConfig.model_validate(tree)), batch)
+    ours, theirs = (joined(each, "teacher_logprobs_T") for each in (here, found))
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+    with_images = [request for request in teacher.requests if "token_ids" in request]
+    assert len(with_images) == sum(bool(places) for places in batch.places_of_samples())
+    assert 0 < len(with_images) < len(teacher.requests) == batch.prompt_lengths.size
+    assert all(request["sampling_params"]["max_tokens"] == 1 for request in with_images)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ((404, "Not Found"), r"HTTP 404: Not Found; samples with images need .*--enable-scale-out"),
+        ((200, {"prompt_logprobs": [None]}), "vLLM does not tell the tokens of the prompt"),
+        ((200, {"prompt_token_ids": [1, 2], "prompt_logprobs": [None]}), "vLLM makes 0 tokens of the . images"),
+    ],
+)
+def test_a_server_without_images_ends_the_run_in_words(
+    model_folder: ModelFolder, fault: tuple[int, Any], words: str
+) -> None:
+    """No number of another prompt gets into the loss."""
+    teacher = Served(model_folder("qwen3_vl", seed=5))
+    teacher.faults = [fault] * 99
+    with serving(teacher) as url:
+        learner = TorchLearner(config_of(model_folder, url, SEEING, max_concurrent=1))
+        (batch,) = batch_of(model_folder("qwen3_vl"))
+        with pytest.raises(RunFailedError, match=rf"trainer\.teacher_server.*{words}"):
+            learner.step(batch)

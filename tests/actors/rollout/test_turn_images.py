@@ -306,8 +306,8 @@ async def test_limits_are_told_in_words_with_their_keys() -> None:
 
 async def test_a_run_that_takes_no_images_says_why() -> None:
     """With the engine or the key to change."""
-    images = TurnImages(ImageLimitsConfig(), 1, 2, None, "inference.engine.type sglang takes no images")
-    with pytest.raises(EpisodeError, match=r"has an image; inference\.engine\.type sglang takes no images"):
+    images = TurnImages(ImageLimitsConfig(), 1, 2, None, "inference.engine.type fake takes no images")
+    with pytest.raises(EpisodeError, match=r"has an image; inference\.engine\.type fake takes no images"):
         await played(LAST, user(WIDE), images=images)
 
 

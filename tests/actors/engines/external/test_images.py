@@ -2,6 +2,7 @@
 
 import base64
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from actors.engines.external import images
 from actors.engines.external.continuation import joined, rest_of
 from actors.engines.protocol import Completion, PromptImage, RequestError, SampleRequest
 from actors.models.image_tokens import ImageTokens
+from actors.models import served_images
 from actors.models.vision.images import ImageReader
 from schemas.config.model import ModelConfig
 from tests import models
@@ -68,12 +70,12 @@ def test_a_continuation_has_the_images_of_its_prompt() -> None:
 def test_a_server_gets_the_pixels_that_a_trainer_sees(model_folder: ModelFolder, family: str) -> None:
     """To the bit, of images of every format, color and size: no processor has anything left to resize."""
     config = model_config(model_folder(family))
-    pixels, reader, rule = images.Pixels(config), ImageReader(config), ImageTokens.of_model(config)
+    pixels, reader, rule = served_images.Pixels(config), ImageReader(config), ImageTokens.of_model(config)
     modes = {"PNG": ["RGB", "L", "P", "1"], "JPEG": ["RGB", "L", "CMYK"], "WEBP": ["RGB"]}
     for file_format, mode in ((kind, mode) for kind in FORMATS for mode in modes[kind]):
         for width, height in ((1, 1), (8, 8), (64, 50), (300, 200), (3, 90), (199, 1), (41, 333)):
             data = picture(width, height, file_format, mode)
-            [url] = pixels.urls([PromptImage(0, digest_of(data), data)])
+            url = pixels.url(digest_of(data), data)
             kind, _, text = url.partition(",")
             assert kind == "data:image/png;base64"
             sent, seen = reader.read(base64.b64decode(text)), reader.read(data)
@@ -86,25 +88,25 @@ def test_an_image_is_decoded_once_while_there_is_room(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By digest; the one unused for longest goes first, and an image without room is made again."""
-    pixels = images.Pixels(model_config(model_folder("qwen3_vl")))
+    pixels = served_images.Pixels(model_config(model_folder("qwen3_vl")))
     files = [picture(8, 8 + number) for number in range(3)]
-    shown = [PromptImage(0, digest_of(data), data) for data in files]
-    first = pixels.urls(shown)
-    assert pixels.urls([PromptImage(5, one.digest, b"gone") for one in shown]) == first
-    monkeypatch.setattr(images, "KEPT_BYTES", len(first[0]) + len(first[1]))
+    first = [pixels.url(digest_of(data), data) for data in files]
+    assert [pixels.url(digest_of(data), b"gone") for data in files] == first
+    monkeypatch.setattr(served_images, "KEPT_BYTES", len(first[0]) + len(first[1]))
     more = picture(8, 8, "JPEG")
-    pixels.urls([PromptImage(0, digest_of(more), more)])
-    with pytest.raises(RequestError, match="are no image that can be read"):
-        pixels.urls([PromptImage(0, shown[0].digest, b"gone")])
-    assert pixels.urls(shown) == first
+    pixels.url(digest_of(more), more)
+    with pytest.raises(ValueError, match="are no image that can be read"):
+        pixels.url(digest_of(files[0]), b"gone")
+    assert [pixels.url(digest_of(data), data) for data in files] == first
 
 
 def test_damaged_pixels_are_refused_before_a_server_sees_them(model_folder: ModelFolder) -> None:
     """vLLM reads files that are cut off, and a trainer does not."""
-    pixels = images.Pixels(model_config(model_folder("qwen3_vl")))
+    pixels, intact = served_images.Pixels(model_config(model_folder("qwen3_vl"))), asked([1, IMAGE], 1)
     for data in (png(40, 30), png(40, 30, part(b"IDAT", b"hello")), jpeg(40, 30)):
+        damaged = replace(intact, images=(PromptImage(1, digest_of(data), data),))
         with pytest.raises(RequestError, match=rf"images: image {digest_of(data)}: {len(data)} bytes are no image"):
-            pixels.urls([PromptImage(0, digest_of(data), data)])
+            images.urls_of(damaged, pixels)
 
 
 def test_a_server_with_another_prompt_is_refused_with_both_counts() -> None:
@@ -121,9 +123,12 @@ def test_a_server_with_another_prompt_is_refused_with_both_counts() -> None:
 
 
 def test_a_token_of_images_that_the_policy_has_sampled_is_named() -> None:
-    """A server takes the first such token for the first image; behind all images it does no harm."""
+    """vLLM takes the first such token for the first image, and none behind all images; SGLang takes any."""
     behind = asked([1, IMAGE, IMAGE, 6, IMAGE], 1)
     images.check_prompt(behind, behind.prompt_ids, "vLLM")
+    images.check_strays(asked([1, IMAGE, IMAGE, 6], 1), "SGLang")
+    with pytest.raises(RequestError, match=f"has 1 times token {IMAGE} outside of its images"):
+        images.check_strays(behind, "SGLang")
     before = asked([1, IMAGE, 6, IMAGE, IMAGE], 3)
     with pytest.raises(RequestError, match=f"has 1 times token {IMAGE} outside of its images, sampled by the policy"):
         images.check_prompt(before, [1, IMAGE, IMAGE, 6, IMAGE], "vLLM")

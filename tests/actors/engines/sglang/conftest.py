@@ -27,12 +27,14 @@ MakeSglang = Callable[..., SglangEngine]
 
 @pytest.fixture
 def make_sglang(model_folder: ModelFolder, stub: StubServer, tmp_path: Path) -> Iterator[MakeSglang]:
-    """`make_sglang(lora=False, mode="interrupt", eos=2, **engine_keys)`: an engine in front of the stub."""
+    """`make_sglang(lora=False, mode="interrupt", eos=2, family="qwen3", **engine_keys)`: an engine before the stub."""
     made: list[SglangEngine] = []
 
-    def make(lora: bool = False, mode: Any = "interrupt", eos: int = models.EOS, **engine_keys: Any) -> SglangEngine:
+    def make(
+        lora: bool = False, mode: Any = "interrupt", eos: int = models.EOS, family: str = "qwen3", **engine_keys: Any
+    ) -> SglangEngine:
         adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
-        model = ModelConfig(path=str(model_folder("qwen3", eos=eos)), dtype="float32", lora=adapter)
+        model = ModelConfig(path=str(model_folder(family, eos=eos)), dtype="float32", lora=adapter)
         config = SglangEngineConfig(**{"type": "sglang", "urls": [stub.url], "startup_timeout": 60.0} | engine_keys)
         made.append(SglangEngine(model, config, mode, scratch_at(tmp_path / "run" / "scratch")))
         return made[-1]

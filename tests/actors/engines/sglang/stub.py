@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests import models
+
 LOOKS = ("/model_info", "/server_info", "/v1/models")
 
 
@@ -45,6 +47,8 @@ class StubServer:
         """Tokens after which memory is full."""
         self.refuse: dict[str, tuple[int, Any]] = {}
         """Status and body by path."""
+        self.tokens_per_image: int | None = 4
+        """Tokens that each image becomes; None: the server does not tell its prompt."""
         self.used_by_others: set[str] = set()
         """Adapters with requests of somebody else."""
         self._keys = api_key, admin_api_key
@@ -189,7 +193,14 @@ class StubServer:
         }
         if k := body["top_logprobs_num"]:
             meta["output_top_logprobs"] = [[(self.logprob(t) - i, t + i, None) for i in range(k)] for t in tokens]
-        return {"text": "", "output_ids": tokens, "meta_info": meta}
+        answer = {"text": "", "output_ids": tokens, "meta_info": meta}
+        if body.get("return_prompt_token_ids") and self.tokens_per_image is not None:
+            answer["prompt_token_ids"] = self._expanded(body["input_ids"])
+        return answer
+
+    def _expanded(self, ids: list[int]) -> list[int]:
+        """Each placeholder with the tokens of an image."""
+        return [one for given in ids for one in [given] * (self.tokens_per_image or 0 if given == models.IMAGE else 1)]
 
     def logprob(self, token_id: int) -> float:
         """Of a token: other weights, other logprobs."""

@@ -1,26 +1,31 @@
 """The engine in front of a stub server: gate, labels, versions, errors."""
 
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from actors.engines.external.images import urls_of
 from actors.engines.external.upstream import RefusedError
-from actors.engines.protocol import Completion, EngineStoppedError, PromptImage, RequestError
+from actors.engines.protocol import Completion, EngineStoppedError, RequestError
+from actors.models.served_images import Pixels
 from actors.trajectories.forms import AnswerForm
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.errors import ConfigError
-from tests.actors.engines.engines import WAIT, ask, policy, sample, until_stopped
+from tests import models
+from tests.actors.engines.engines import WAIT, ask, policy, sample, seeing, until_stopped
 from tests.actors.engines.sglang.conftest import MakeSglang
 from tests.actors.engines.sglang.stub import StubServer, serving, token
 from tests.actors.engines.test_contract import weights_of_version
 from tests.actors.engines.vllm.test_engine import in_thread
 from tests.actors.engines.vllm.test_process import wait_for
+from tests.actors.models.vision.seeing import model_config
+from tests.conftest import ModelFolder
 from tests.folders import folder_at
-from tests.images import png
 
 PROMPT = [1, 8, 9, 3]
 ADAPTER = Weights("adapter", {"a": torch.zeros(1)}, {"adapter_config.json": "{}"})
@@ -55,13 +60,64 @@ def test_a_completion_becomes_one_call(make_sglang: MakeSglang, stub: StubServer
     assert status.busy_seconds > 0
 
 
-def test_images_are_refused_in_words_before_the_server_is_asked(make_sglang: MakeSglang, stub: StubServer) -> None:
-    """Its answers do not tell the tokens of a prompt, so they could not be compared; text is served on."""
-    engine, image = make_sglang(), PromptImage(1, "d" * 32, png(8, 8))
-    with pytest.raises(RequestError, match="images: engine sglang takes no images; use embedded or vllm"):
-        engine.submit(ask(PROMPT, images=(image,))).result(WAIT)
+def test_images_go_with_each_completion_as_the_trainers_pixels(
+    make_sglang: MakeSglang, stub: StubServer, model_folder: ModelFolder
+) -> None:
+    """One placeholder each, and the prompt that SGLang makes of them comes back; text goes without these fields."""
+    engine, request = make_sglang(family="qwen3_vl"), seeing(n=2)
+    [completions] = sample(engine, request)
+    assert [len(completion.token_ids) for completion in completions] == [3] * 2
+    bodies = stub.asked("/generate")
+    assert [body["input_ids"] for body in bodies] == [[1, 30, models.IMAGE, 31, 5, models.IMAGE, 6]] * 2
+    urls = urls_of(request, Pixels(model_config(model_folder("qwen3_vl"))))
+    assert [body["image_data"] for body in bodies] == [urls] * 2
+    assert [body["return_prompt_token_ids"] for body in bodies] == [True] * 2
+    sample(engine, ask(PROMPT))
+    assert {"image_data", "return_prompt_token_ids"}.isdisjoint(stub.asked("/generate")[2])
+
+
+def test_a_server_whose_images_have_other_tokens_is_refused(make_sglang: MakeSglang, stub: StubServer) -> None:
+    """Its completions would be of another prompt than the trainer's; other requests go on."""
+    engine = make_sglang(family="qwen3_vl")
+    told = {5: "SGLang makes 10 tokens of the 2 images, and 15 of the prompt; this run makes 8", None: "does not tell"}
+    for stub.tokens_per_image, words in told.items():
+        with pytest.raises(RequestError, match=f"^images: .*{words}"):
+            engine.submit(seeing()).result(WAIT)
+    assert sample(engine, ask(PROMPT))[0][0].token_ids
+    assert engine.status().state == "clean"
+
+
+def test_images_without_a_place_of_their_own_are_refused_before_the_server_is_asked(
+    make_sglang: MakeSglang, stub: StubServer
+) -> None:
+    """A model of text alone; a place without tokens of an image; a token of images that the policy has sampled."""
+    with pytest.raises(RequestError, match=r"images: the model sees none; model\.path"):
+        make_sglang().submit(seeing())
+    engine, request = make_sglang(family="qwen3_vl"), seeing()
+    elsewhere = replace(request.images[0], start=1)
+    with pytest.raises(RequestError, match=f"has no tokens with the id {models.IMAGE} from 1 on"):
+        engine.submit(replace(request, images=(elsewhere,)))
+    with pytest.raises(RequestError, match=f"the prompt has 1 times token {models.IMAGE} outside of its images"):
+        engine.submit(replace(request, prompt_ids=[*request.prompt_ids, models.IMAGE])).result(WAIT)
     assert stub.asked("/generate") == []
-    assert len(sample(engine, ask(PROMPT, max_tokens=3))[0][0].token_ids) == 3
+
+
+def test_an_interrupted_completion_goes_on_with_its_images(make_sglang: MakeSglang, stub: StubServer) -> None:
+    """The rest is asked for behind the whole prompt, with each image in its place."""
+    engine = make_sglang(lora=True, family="qwen3_vl")
+    engine.load(policy(1), ADAPTER, WAIT)
+    stub.holding = True
+    future = engine.submit(seeing(max_tokens=6))
+    under_way(stub)
+    engine.load(policy(2), ADAPTER, WAIT)
+    engine.load(policy(3), ADAPTER, WAIT)
+    stub.holding = False
+    [completion] = future.result(WAIT)
+    assert [start for start, _, _ in completion.segments] == [0, 2]
+    assert len(completion.token_ids) == 6
+    first, second = stub.asked("/generate")
+    assert second["input_ids"] == [*first["input_ids"], *completion.token_ids[:2]]
+    assert second["image_data"] == first["image_data"]
 
 
 def test_without_chance_one_call_serves_all(make_sglang: MakeSglang, stub: StubServer) -> None:

@@ -3,25 +3,23 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from actors.datasets.prepared import digest_of
-from actors.engines.external.images import Pixels
+from actors.engines.external.images import urls_of
 from actors.engines.external.upstream import RefusedError
-from actors.engines.protocol import Completion, EngineStoppedError, PromptImage, RequestError, SampleRequest
+from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
 from actors.engines.vllm.engine import VllmEngine
+from actors.models.served_images import Pixels
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.errors import ConfigError
 from schemas.messages import PolicyVersion
 from tests import models
-from tests.actors.datasets.pictures import picture
-from tests.actors.engines.engines import WAIT, ask, policy, sample
+from tests.actors.engines.engines import WAIT, ask, policy, sample, seeing
 from tests.actors.engines.vllm.conftest import MakeVllm, ServableModel
 from tests.actors.engines.vllm.stub import StubServer, token
 from tests.actors.engines.vllm.test_process import wait_for
@@ -68,18 +66,6 @@ def test_a_request_becomes_one_call(make_vllm: MakeVllm, stub: StubServer) -> No
     assert status.busy_seconds > 0
 
 
-SEEN = [1, models.VISION_START, *[models.IMAGE] * 4, models.VISION_END, 5, *[models.IMAGE] * 4, 6]
-"""A prompt with two images of four tokens."""
-
-
-def seeing(n: int = 1, max_tokens: int = 3) -> SampleRequest:
-    """A request with two images."""
-    files = zip((2, 8), (picture(8, 9), picture(20, 30, "JPEG")), strict=True)
-    return replace(
-        ask(SEEN, n=n, max_tokens=max_tokens), images=tuple(PromptImage(i, digest_of(d), d) for i, d in files)
-    )
-
-
 def test_images_go_once_for_all_completions_under_their_digests(
     make_vllm: MakeVllm, stub: StubServer, model_folder: ModelFolder
 ) -> None:
@@ -90,7 +76,7 @@ def test_images_go_once_for_all_completions_under_their_digests(
     assert [len(completion.token_ids) for completion in completions] == [3] * 3
     [body] = stub.asked("/inference/v1/generate")
     assert body["token_ids"] == [1, models.VISION_START, models.IMAGE, models.VISION_END, 5, models.IMAGE, 6]
-    urls = Pixels(model_config(model_folder("qwen3_vl"))).urls(request.images)
+    urls = urls_of(request, Pixels(model_config(model_folder("qwen3_vl"))))
     assert body["content_parts"] == [
         {"type": "image_url", "url": url, "uuid": image.digest} for url, image in zip(urls, request.images, strict=True)
     ]

@@ -12,10 +12,16 @@ import torch
 
 from actors.engines.protocol import RequestError
 from actors.engines.vllm.engine import VllmEngine
+from actors.learner.learner import TorchLearner
+from actors.learner.teacher_server import TeacherServer
+from schemas.config.model import ModelConfig
+from schemas.config.trainer import TeacherServerConfig
 from tests.actors.engines.embedded.test_images import Trainer, of_engine, requests
 from tests.actors.engines.engines import WAIT, policy, sample
 from tests.actors.engines.vllm.test_system import LORA, TIGHT, start
-from tests.actors.learner.steps import random_samples, step_batch
+from tests.actors.learner.steps import random_samples, run_config, step_batch
+from tests.actors.learner.test_images import batch_of
+from tests.actors.learner.test_reference_models import joined, trained_on
 from tests.images import png
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
@@ -68,6 +74,18 @@ def test_a_prompt_with_other_places_than_the_servers_is_refused(full: VllmEngine
     with pytest.raises(RequestError, match=r"vLLM makes \d+ tokens of the 1 images, and \d+ of the prompt"):
         full.submit(short).result(WAIT)
     assert len(sample(full, asked)[0][0].token_ids) == 3
+
+
+def test_a_served_teacher_gives_the_logprobs_of_the_same_weights_here(full: VllmEngine, seeing_model: Path) -> None:
+    """`trainer.teacher_server` with samples of several images, one, and none, in rows of one sample or many."""
+    learner, model = TorchLearner(run_config(seeing_model)), ModelConfig(path=str(seeing_model))
+    server = TeacherServer(TeacherServerConfig(url=full._client.url), model)
+    for version, sequence_len in ((6, 48), (7, 400)):
+        full.load(policy(version), learner.weights(), WAIT)
+        (batch,) = batch_of(seeing_model, sequence_len)
+        found = server.logprobs(batch, torch.device("cpu"))
+        ours_T = joined(trained_on(learner, batch), "logprobs_T")
+        torch.testing.assert_close(torch.cat([found[number] for number in sorted(found)]), ours_T, rtol=0, atol=TIGHT)
 
 
 @pytest.fixture(scope="module")

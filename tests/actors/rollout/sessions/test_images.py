@@ -209,7 +209,7 @@ async def test_limits_are_those_of_environments(tmp_path: Path) -> None:
 async def test_a_run_without_images_refuses_them_in_words(tmp_path: Path) -> None:
     """The words name the engine."""
     told: list[str] = []
-    why = "inference.engine.type sglang takes no images"
+    why = "inference.engine.type fake takes no images"
 
     async def use(client: Client) -> None:
         told.append(await client.refused(user(SMALL, form="url")))
