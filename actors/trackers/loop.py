@@ -37,8 +37,9 @@ POLL_SECONDS = 0.25
 """Pause between two looks at the run's files."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 """Pause after a failure; it doubles with each failure in a row."""
-MOST_CPU = 0.1
-"""Largest share of a processor that a tracker takes which fails again and again: a long run is read again each time."""
+MOST_CPU = 0.02
+"""Largest share of a processor that a tracker takes which fails again and again, since a run must not lose more: the
+steps of a long run are read again each time."""
 BATCH = 100
 """Largest number of entries between two flushes."""
 FOLDER = "trackers"

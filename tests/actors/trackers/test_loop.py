@@ -10,7 +10,7 @@ import pytest
 from actors.telemetry.metrics import Metrics
 from actors.trackers import loop
 from actors.trackers.journal import Journal
-from actors.trackers.loop import TrackerActor, has_rest, is_evaluated, labels_of
+from actors.trackers.loop import MOST_CPU, TrackerActor, has_rest, is_evaluated, labels_of
 from schemas.config import RunConfig
 from schemas.config.data import EvalConfig
 from tests.actors.trackers.doubles import MemoryTracker, Service, step_line, write
@@ -57,6 +57,7 @@ def tracked(folder: Path) -> RunConfig:
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.trackers.history.SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(loop, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "MOST_CPU", 1e9)
 
 
 @pytest.mark.parametrize("can_tell", [True, False])
@@ -192,14 +193,15 @@ def test_a_tracker_that_is_away_for_days_is_tried_again_each_minute(
     """However many failures in a row, and never with much of a processor, which a long run's files take to be read."""
     pauses: list[float] = []
     monkeypatch.setattr(loop, "FIRST_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(loop, "MOST_CPU", MOST_CPU)
     monkeypatch.setattr(loop.log, "error", lambda *_, next_seconds, **__: pauses.append(next_seconds))
     sender = Sender(tmp_path, Service())
     for _ in range(1100):
-        sender.actor._fail(ConnectionError("away"), 0.01)
+        sender.actor._fail(ConnectionError("away"), 0.001)
     assert pauses[:3] == [1.0, 2.0, 4.0]
     assert pauses[-1] == 60.0
     sender.actor._fail(ConnectionError("away"), 30.0)
-    assert pauses[-1] == 300.0
+    assert pauses[-1] == 30.0 / MOST_CPU == 1500.0
 
 
 def test_steps_that_the_run_has_no_more_are_taken_out_at_its_end(tmp_path: Path) -> None:
