@@ -148,6 +148,8 @@ def test_all_that_is_said_fits_sglangs_types(
     wait_for(lambda: stub.num_running() == 1)
     future.cancel()
     wait_for(lambda: "/abort_request" in stub.paths() and stub.num_running() == 0)
+    engine.close()
+    stub.holding = False
     sample(make_sglang(family="qwen3_vl"), seeing())
     told = judged(package, stub.calls, stub.answers)
     assert told["problems"] == []

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from actors.engines.protocol import RequestError, SampleRequest
-from actors.models.tokenizer import model_file
 from actors.models import served_images
+from actors.models.tokenizer import model_file
 from schemas.config.model import ModelConfig
 
 

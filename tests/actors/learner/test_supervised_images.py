@@ -23,7 +23,8 @@ from tests.images import png
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}={% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{{ '<eos>' if m.role == 'assistant' else 'b' }}{% endfor %}"
+    "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<eos>' if m.role == 'assistant' else 'b' }}{% endfor %}"
     "{% if add_generation_prompt %}a={% endif %}"
 )
 """`u=` and the parts of a message with a `b` behind them; the answer begins with `a=` and ends with `<eos>`."""

@@ -12,8 +12,8 @@ from actors.datasets.prepared import digest_of
 from actors.engines.external import images
 from actors.engines.external.continuation import joined, rest_of
 from actors.engines.protocol import Completion, PromptImage, RequestError, SampleRequest
-from actors.models.image_tokens import ImageTokens
 from actors.models import served_images
+from actors.models.image_tokens import ImageTokens
 from actors.models.vision.images import ImageReader
 from schemas.config.model import ModelConfig
 from tests import models

@@ -12,6 +12,7 @@ import torch
 
 from actors.engines.protocol import RequestError
 from actors.engines.vllm.engine import VllmEngine
+from actors.engines.vllm.inside.grpo_actors_owner_key import HEADER
 from actors.learner.learner import TorchLearner
 from actors.learner.teacher_server import TeacherServer
 from schemas.config.model import ModelConfig
@@ -76,8 +77,14 @@ def test_a_prompt_with_other_places_than_the_servers_is_refused(full: VllmEngine
     assert len(sample(full, asked)[0][0].token_ids) == 3
 
 
-def test_a_served_teacher_gives_the_logprobs_of_the_same_weights_here(full: VllmEngine, seeing_model: Path) -> None:
+def test_a_served_teacher_gives_the_logprobs_of_the_same_weights_here(
+    full: VllmEngine, seeing_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`trainer.teacher_server` with samples of several images, one, and none, in rows of one sample or many."""
+    # this server is an inference actor's; one that is started by hand asks for no key of an owner
+    assert full._server is not None
+    key = full._server.owner_key
+    monkeypatch.setattr(TeacherServer, "_headers", lambda _: {HEADER: key})
     learner, model = TorchLearner(run_config(seeing_model)), ModelConfig(path=str(seeing_model))
     server = TeacherServer(TeacherServerConfig(url=full._client.url), model)
     for version, sequence_len in ((6, 48), (7, 400)):
