@@ -13,6 +13,8 @@ from tests.ports import free_port, free_ports
 from tests.ring.harness import ring_config
 from tests.ring.test_branches import TEMPLATE
 from tests.ring.test_environments import WORLDS
+from tests.ring.test_images import TEMPLATE as IMAGES_TEMPLATE
+from tests.ring.test_images import write_rows
 
 NEVER = 1_000_000
 """Steps; the driver stops the run when its faults are done."""
@@ -145,7 +147,21 @@ def pooled(folder: Path, control: str) -> RunConfig:
     return real(folder, by_name(), bus=encryption(folder), inference=inference, trainer=made_up)
 
 
-def real(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any]) -> RunConfig:
+def seeing(folder: Path, control: str) -> RunConfig:
+    """A model that sees images, on two ranks, with rows of none, one, and several."""
+    tree = real(
+        folder,
+        control,
+        2,
+        "qwen3_vl",
+        model={"chat_template": IMAGES_TEMPLATE},
+        packer={"sequence_len": 96},
+        inference={"engine": {"type": "embedded", "max_sequence_len": 96}},
+    ).model_dump(exclude_unset=True)
+    return check_tree(tree | {"environments": [{"type": "jsonl", "path": str(write_rows(folder))}]})
+
+
+def real(folder: Path, control: str, ranks: int = 1, family: str = "qwen3", **sections: dict[str, Any]) -> RunConfig:
     """The embedded engine and the torch learner, on a model that is made beside the run."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -154,7 +170,7 @@ def real(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any])
     model = folder / "model"
     if not model.exists():
         disable_progress_bar()  # the driver's own lines are on the terminal
-        build(model)
+        build(model, family)
     tree: dict[str, dict[str, Any]] = {
         "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
         "inference": {"engine": {"type": "embedded", "max_sequence_len": 64}},
@@ -176,7 +192,8 @@ PLANS = {
         (7, Plan("pool", pooled, others=RAISED_IN_POOL, others_per_round=11)),
         (14, Plan("model, 1 rank", real, others=RAISED_BY_MODEL)),
         (5, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
-        (8, Plan("branches", branching, 2)),
+        (4, Plan("branches", branching, 2)),
+        (4, Plan("images", seeing, 2)),
         (8, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
         (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=())),
         (8, Plan("neighbours", neighbours, others=STRANGERS, others_per_round=5)),
