@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.datasets import Dataset, downloads, make_dataset
-from actors.datasets.downloads import _proxy_of
 from actors.datasets.images import UNSEEN, file_name
 from actors.datasets.prepared import Prepared
 from actors.datasets.supervised import SupervisedRows
@@ -338,11 +337,18 @@ def test_faulty_rows_are_told_when_they_are_read(tmp_path: Path, web: Web) -> No
     assert web.asked == ["/a.png"]
 
 
-def test_a_proxy_of_the_environment_is_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the hub's library has it; `no_proxy` is followed too."""
-    monkeypatch.setenv("https_proxy", "http://proxy:3128")
-    monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    monkeypatch.setenv("no_proxy", "data.example.com")
-    assert _proxy_of("https://example.com/a.png") == "http://proxy:3128"
-    assert _proxy_of("https://data.example.com/a.png") is None
-    assert _proxy_of("http://127.0.0.1:8000/a.png") is None
+def test_a_proxy_of_the_environment_is_for_other_machines(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for a connection to the origin's port; an image of this machine does not pass by it."""
+    web.pages = {"/a.png": RED}
+    with serving() as proxy:
+        for name in ("https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, proxy.origin)
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        far = "https://data.example.com:8443"
+        (told,) = refused(tmp_path, web, row(web.url("/a.png")), row(f"{far}/b.png"), origins=[web.origin, far])
+        assert f"line 2: the image at '{far}/b.png' can't be downloaded: 404" in told
+        assert {*proxy.asked} == {"data.example.com:8443"}
+    assert web.asked == ["/a.png"]

@@ -69,6 +69,9 @@ def serving() -> Iterator[Web]:
         def do_GET(self) -> None:
             web.answer(self)
 
+        def do_CONNECT(self) -> None:
+            web.answer(self)
+
         def log_message(self, *_: object) -> None:
             pass
 
