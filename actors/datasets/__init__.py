@@ -32,17 +32,19 @@ def make_dataset(
         seed: of the run, for generated examples.
         check: parse and check every row of a file now. False: a row is parsed when the example is read.
         num_examples: number of examples that the environment has itself; None: without end, or as configured.
-        prepared: folder of everything that is made once from the run's data; a `dataset` needs one.
+        prepared: folder of everything that is made once from the run's data; a `dataset` needs one. None: nothing is
+            written, and images at URLs are not looked at.
 
     Raises:
-        ConfigError: the file can't be read, has no rows, or (with `check`) has a faulty row.
+        ConfigError: the file can't be read, has no rows, or (with `check`) has a faulty row; or an image can't be
+            downloaded.
     """
     if isinstance(config, ReverseTextConfig):
         return ReverseText(config, split, seed)
     if isinstance(config, ArithmeticConfig):
         return Arithmetic(config, split, seed)
     if isinstance(config, JsonlConfig):
-        return Jsonl(config, split, check)
+        return Jsonl(config, split, check, prepared)
     if isinstance(config, DatasetConfig):
         assert prepared is not None
         return Table(config, split, prepared)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from actors.datasets.images import SOURCES, Image, ImageSource
+from actors.datasets.base import is_message
+from actors.datasets.images import SOURCES, Image, ImageSource, is_url, named_in
 from schemas.errors import ConfigError
 
 IMAGE_TYPES = ("image", "image_url")
@@ -51,6 +52,23 @@ def with_images(
         for message in messages
         for content in [message["content"]]
     ], images
+
+
+def urls_of(prompt: Any, in_column: Sequence[Any]) -> Iterator[str]:
+    """Yield the URLs of a prompt's images. A faulty prompt gives none; its faults are told when the row is read.
+
+    Args:
+        prompt: prompt of a row, not checked.
+        in_column: images of the row's column.
+    """
+    messages = prompt if isinstance(prompt, list) and all(map(is_message, prompt)) else []
+    for value in (*_images_in(messages), *in_column):
+        try:
+            named = named_in(value)
+        except ValueError:  # a place for an image of the column
+            continue
+        if is_url(named):
+            yield named
 
 
 def _values(places: Sequence[Mapping[str, Any]], in_column: Sequence[Any], key: str, where: str) -> Iterator[Any]:

@@ -9,12 +9,15 @@ import hashlib
 import json
 import os
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 from actors.datasets.base import Example, why_not_sendable
+from actors.datasets.downloads import download, downloads_folder
 from actors.datasets.images import ImageSource
+from actors.datasets.prepared import Prepared
 from actors.datasets.readers import TOLD_BYTES
-from actors.datasets.rows import PromptKeys, to_example
+from actors.datasets.rows import PromptKeys, image_urls, to_example
 from actors.process.tasks import task
 from schemas.config.data import JsonlConfig, Split
 from schemas.errors import ConfigError
@@ -27,27 +30,40 @@ class Jsonl:
         config: path and columns.
         split: `train` or `eval`.
         check: parse and check every row now.
+        prepared: folder of the run, for images that are downloaded; None: they are not looked at.
         of_environment: the rows are of an environment, which may make prompts of its own.
 
     Raises:
         ConfigError: the file can't be read or has no rows, or (with `check`) a row is not a JSON object with a prompt
-            in the prompt column; the message names file and line.
+            in the prompt column; the message names file and line. Or an image can't be downloaded.
     """
 
-    def __init__(self, config: JsonlConfig, split: Split, check: bool = True, *, of_environment: bool = False) -> None:
+    def __init__(
+        self,
+        config: JsonlConfig,
+        split: Split,
+        check: bool = True,
+        prepared: Prepared | None = None,
+        *,
+        of_environment: bool = False,
+    ) -> None:
         self._check = check
         self.key = "path" if split == "train" else "eval_path"
         if of_environment:
             self.key = self.key.replace("path", "rows")
         given = config.path if split == "train" else config.eval_path
         self.path = Path(given) if given else None
+        images = None
+        if self.path and not of_environment:
+            downloads = downloads_folder(prepared, config.images)
+            images = ImageSource(config.images, self.path.parent, downloads=downloads)
         self._prompt_keys = PromptKeys(
             config.prompt_column,
             "prompt_column",
             config.system_prompt,
             config.chat,
             may_be_empty=of_environment,
-            images=ImageSource(config.images, self.path.parent) if self.path and not of_environment else None,
+            images=images,
         )
         # 8 bytes a row; a list of integers takes 36
         self._offsets = array("Q")
@@ -61,7 +77,7 @@ class Jsonl:
         self.image_bytes = 0
         """Bytes of the images of all these rows."""
         if self.path:
-            self._read(self.path)
+            self._read(self.path, prepared)
         self.num_examples: int | None = max(0, len(self._offsets) - 1)
 
     @property
@@ -93,10 +109,14 @@ class Jsonl:
                 left -= 1
         return found.hexdigest()
 
-    def _read(self, path: Path) -> None:
-        position = 0
+    def _read(self, path: Path, prepared: Prepared | None) -> None:
+        position, images = 0, self._prompt_keys.images
         try:
             self._file = path.open("rb")
+            if prepared is not None and images is not None and images.downloads is not None:
+                content = [prepared.identity(path)["digest"], self._prompt_keys.column, images.keys.column]
+                download(images, content, self._urls())
+                self._file.seek(0)
             with task(f"read {path.name}", os.fstat(self._file.fileno()).st_size, "bytes") as reading:
                 for number, line in enumerate(self._file, start=1):
                     if line.strip():
@@ -112,6 +132,16 @@ class Jsonl:
             raise ConfigError(f"environments[].{self.key}: {path} has no rows")
         # the end of the file, where the last row ends
         self._offsets.append(position)
+
+    def _urls(self) -> Iterator[tuple[str, str]]:
+        """Yield place and URL of each image that is at one."""
+        for number, line in enumerate(self._file, start=1):
+            try:
+                row = json.loads(line)
+            except ValueError:  # reported when the row is read
+                continue
+            where = f"environments[].{self.key}: {self.path}, line {number}"
+            yield from ((where, url) for url in image_urls(row, self._prompt_keys))
 
     def _check_row(self, line: bytes, number: int) -> None:
         """Parse the row of a line, and note its columns and whether it can be sent."""

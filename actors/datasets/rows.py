@@ -1,9 +1,10 @@
 """Rows of data files as examples: the prompt of a row, with checks that name the row and the column."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from actors.datasets.base import Example, is_message
-from actors.datasets.image_parts import with_images
+from actors.datasets.image_parts import urls_of, with_images
 from actors.datasets.images import ImageSource, values_of
 from schemas.errors import ConfigError
 
@@ -62,6 +63,13 @@ def to_example(row: Any, keys: PromptKeys, where: str) -> Example:
     messages = _without_answer(value, where) if keys.cut_answer else value
     messages, images = with_images(messages, in_column, keys.images, f"{where}, column {column!r}")
     return Example(prompt=[*system, *messages], columns=row, images=images)
+
+
+def image_urls(row: Any, keys: PromptKeys) -> Iterator[str]:
+    """Yield the URLs of the images of a row's prompt; none of a faulty row."""
+    if isinstance(row, dict) and keys.images is not None:
+        column = keys.images.keys.column
+        yield from urls_of(row.get(keys.column), values_of(row.get(column)) if column else [])
 
 
 def without_nulls(value: Any) -> Any:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.datasets.base import is_message
-from actors.datasets.image_parts import with_images
+from actors.datasets.downloads import download, downloads_folder
+from actors.datasets.image_parts import urls_of, with_images
 from actors.datasets.images import Image, ImageSource, values_of
+from actors.datasets.prepared import Prepared
 from actors.process.tasks import task
 from schemas.config.sft import SftConfig
 from schemas.errors import ConfigError
@@ -33,13 +35,18 @@ class SupervisedExample(NamedTuple):
 class SupervisedRows:
     """Rows of the file, blank lines skipped. A row is read whenever it is asked for, so memory holds no images.
 
+    Args:
+        sft: file, and limits of images.
+        prepared: folder of the run, for images that are downloaded; None: they are not looked at.
+
     Raises:
-        ConfigError: the file can't be read or has no rows.
+        ConfigError: the file can't be read or has no rows, or an image can't be downloaded.
     """
 
-    def __init__(self, sft: SftConfig) -> None:
+    def __init__(self, sft: SftConfig, prepared: Prepared | None = None) -> None:
         self.path = Path(sft.path)
-        self._images = ImageSource(sft.images, self.path.parent, "trainer.sft.images")
+        downloads = downloads_folder(prepared, sft.images)
+        self._images = ImageSource(sft.images, self.path.parent, "trainer.sft.images", downloads)
         self._places = array("Q")
         """Position in bytes of each row."""
         # editors count blank lines too
@@ -58,6 +65,9 @@ class SupervisedRows:
         if not self._places:
             raise ConfigError(f"{KEY}: {self.path} has no rows")
         self._places.append(position)
+        if prepared is not None and downloads is not None:
+            content = [KEY, prepared.identity(self.path)["digest"], sft.images.column]
+            download(self._images, content, self._urls())
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -80,14 +90,32 @@ class SupervisedRows:
         Raises:
             ConfigError: the row lacks prompt or completion, or an image can't be used; the message names file and line.
         """
-        start, end = self._places[index], self._places[index + 1]
-        # the span may hold blank lines behind the row
-        line, _, _ = os.pread(self._file.fileno(), end - start, start).partition(b"\n")
-        return self._parsed(line, self.where(index))
+        return self._parsed(self._line(index), self.where(index))
 
     def where(self, index: int) -> str:
         """Return the place of a row, for errors: key, file and line."""
         return f"{KEY}: {self.path}, line {self._line_numbers[index]}"
+
+    def _line(self, index: int) -> bytes:
+        start, end = self._places[index], self._places[index + 1]
+        # the span may hold blank lines behind the row
+        line, _, _ = os.pread(self._file.fileno(), end - start, start).partition(b"\n")
+        return line
+
+    def _urls(self) -> Iterator[tuple[str, str]]:
+        """Yield place and URL of each image that is at one."""
+        for index in range(len(self)):
+            try:
+                row = json.loads(self._line(index))
+            except ValueError:  # reported when the row is read
+                continue
+            if isinstance(row, dict):
+                urls = urls_of(row.get("prompt"), self._in_column(row))
+                yield from ((self.where(index), url) for url in urls)
+
+    def _in_column(self, row: dict[str, Any]) -> list[Any]:
+        column = self._images.keys.column
+        return values_of(row.get(column)) if column else []
 
     def _parsed(self, line: bytes, where: str) -> SupervisedExample:
         try:
@@ -97,8 +125,7 @@ class SupervisedRows:
         if not isinstance(row, dict) or not {"prompt", "completion"} <= row.keys():
             raise ConfigError(f"{where}: a row must be an object with `prompt` and `completion`")
         prompt, completion = row["prompt"], row["completion"]
-        column = self._images.keys.column
-        in_column = values_of(row.get(column)) if column else []
+        in_column = self._in_column(row)
         # messages take either kind of completion, a text prompt only text: it has no roles
         if isinstance(prompt, list) and prompt and all(map(is_message, prompt)):
             shown, images = with_images(prompt, in_column, self._images, where)
@@ -116,5 +143,7 @@ class SupervisedRows:
                 "`content`"
             )
         if in_column:
-            raise ConfigError(f"{where}: column {column} has images, and the prompt is no list of messages")
+            raise ConfigError(
+                f"{where}: column {self._images.keys.column} has images, and the prompt is no list of messages"
+            )
         return SupervisedExample(prompt, completion)

@@ -12,12 +12,13 @@ from typing import Any, TypedDict
 import numpy as np
 
 from actors.datasets.base import Example, why_not_sendable
+from actors.datasets.downloads import download, downloads_folder
 from actors.datasets.files import find_files, is_on_hub
 from actors.datasets.hub import fetch, find_commit
 from actors.datasets.images import ImageSource
 from actors.datasets.prepared import FileIdentity, Prepared, digest_of
 from actors.datasets.readers import ArrowReader, ParquetReader, Reader
-from actors.datasets.rows import PromptKeys, to_example, without_nulls
+from actors.datasets.rows import PromptKeys, image_urls, to_example, without_nulls
 from actors.datasets.texts import rows_of_text
 from actors.process.tasks import task
 from schemas.config.data import DATA_SUFFIX, DatasetConfig, Split
@@ -114,11 +115,12 @@ class Table:
         prepared: folder with digests, commits and conversions.
 
     Raises:
-        ConfigError: the data set can't be read, has no rows, or has columns with audio or other files.
+        ConfigError: the data set can't be read, has no rows, or has columns with audio or other files; or an image
+            can't be downloaded.
     """
 
     def __init__(self, config: DatasetConfig, split: Split, prepared: Prepared) -> None:
-        self._config, self._prompt_keys = config, _prompt_keys(config, split)
+        self._config, self._prompt_keys = config, _prompt_keys(config, split, prepared)
         self._spans: list[tuple[Reader, range]] = []
         self._selection: np.ndarray[Any, np.dtype[np.int64]] | None = None
         self.num_examples: int | None = 0
@@ -135,6 +137,9 @@ class Table:
             reason = f"the filter {config.filter} keeps none" if config.filter else "there are none"
             raise ConfigError(f"environments[].{self.source.key}: {self.source.path} has no rows: {reason}")
         self.num_examples = min(num_rows, config.limit or num_rows) if split == "train" else num_rows
+        if (images := self._prompt_keys.images) and images.downloads is not None:
+            content = [self.identity(), self._spanned(), config.columns, config.images.column]
+            download(images, content, self._urls(self.num_examples))
 
     def example(self, index: int) -> Example:
         """Return example `index`.
@@ -142,15 +147,32 @@ class Table:
         Raises:
             ConfigError: the row has no prompt, or can't be parsed.
         """
-        reader, number = self._place(index if self._selection is None else int(self._selection[index]))
         with _named(self.source.key):
-            where = f"{reader.path}, row {number + 1}"
-            return to_example(_renamed(reader.row(number), self._config, where), self._prompt_keys, where)
+            row, where = self._row(index)
+            return to_example(row, self._prompt_keys, where)
 
     def identity(self) -> TableIdentity:
         """Return the identity of all rows."""
         selection = "" if self._selection is None else digest_of(np.ascontiguousarray(self._selection).tobytes())
         return TableIdentity({**self.source.identity(), "rows": self.num_examples or 0, "selection": selection})
+
+    def _row(self, index: int) -> tuple[Any, str]:
+        """Return the row of example `index`, and its place for errors."""
+        reader, number = self._place(index if self._selection is None else int(self._selection[index]))
+        where = f"{reader.path}, row {number + 1}"
+        return _renamed(reader.row(number), self._config, where), where
+
+    def _urls(self, num_examples: int) -> Iterator[tuple[str, str]]:
+        """Yield place and URL of each image that is at one."""
+        for index in range(num_examples):
+            with _named(self.source.key):
+                row, where = self._row(index)
+            where = f"environments[].{self.source.key}: {where}"
+            yield from ((where, url) for url in image_urls(row, self._prompt_keys))
+
+    def _spanned(self) -> list[list[Any]]:
+        """Return the rows before the filter as plain values: file, first row and end of each span."""
+        return [[str(reader.path), rows.start, rows.stop] for reader, rows in self._spans]
 
     def _open(self, prepared: Prepared) -> None:
         readers: dict[Path, Reader] = {}
@@ -178,9 +200,8 @@ class Table:
 
     def _filtered(self, prepared: Prepared, path: str, num_rows: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """Return the numbers of the rows that the filter keeps. They are kept with the run."""
-        rows = [[str(reader.path), rows.start, rows.stop] for reader, rows in self._spans]
         # all that the result depends on: with another filter of the same name the rows are judged again
-        content = [self.source.identity(), rows, self._config.columns, path, _code_digest(path)]
+        content = [self.source.identity(), self._spanned(), self._config.columns, path, _code_digest(path)]
         name = f"{digest_of(json.dumps(content).encode())}.rows.npy"
 
         def judge(target: Path) -> None:
@@ -230,7 +251,7 @@ class Preview:
         """Bytes of the images of all these rows."""
         files = itertools.chain.from_iterable(files for _, files in source.parts)
         rows = itertools.chain.from_iterable(_first_rows(file, config) for file in files)
-        keys = _prompt_keys(config, split)
+        keys = _prompt_keys(config, split, None)
         with _named(source.key):
             for place, row in itertools.islice(rows, NUM_PREVIEWED):
                 example = to_example(_renamed(row, config, place), keys, place)
@@ -352,7 +373,7 @@ def _refuse_media(reader: Reader, config: DatasetConfig) -> None:
         )
 
 
-def _prompt_keys(config: DatasetConfig, split: Split) -> PromptKeys:
+def _prompt_keys(config: DatasetConfig, split: Split, prepared: Prepared | None) -> PromptKeys:
     _, place = config.local_places.get(split, ("", ""))
     folder = Path(place) if place else None
     if folder is not None and not folder.is_dir():
@@ -363,5 +384,5 @@ def _prompt_keys(config: DatasetConfig, split: Split) -> PromptKeys:
         config.system_prompt,
         config.chat,
         cut_answer=config.cut_answer,
-        images=ImageSource(config.images, folder),
+        images=ImageSource(config.images, folder, downloads=downloads_folder(prepared, config.images)),
     )

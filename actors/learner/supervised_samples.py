@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.datasets import prepared_folder
 from actors.datasets.images import Image
 from actors.datasets.supervised import KEY, SupervisedExample, SupervisedRows
 from actors.models.image_tokens import ImageTokens
@@ -44,7 +45,7 @@ class SupervisedSamples:
     """
 
     def __init__(self, config: RunConfig, sft: SftConfig) -> None:
-        self._config, self._rows = config, SupervisedRows(sft)
+        self._config, self._rows = config, SupervisedRows(sft, prepared_folder(config))
         self._image_tokens: ImageTokens | None = None
         tokenizer = Tokenizer(config.model)
         self._samples = [self._tokenized(number, each, tokenizer) for number, each in enumerate(self._rows)]

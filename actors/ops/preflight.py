@@ -27,7 +27,7 @@ from actors.ops.requirements import not_installed
 from actors.process.packages import is_installed
 from actors.reward.sandbox.confine import landlock_version
 from schemas.config import RunConfig
-from schemas.config.data import DatasetConfig, Split
+from schemas.config.data import DatasetConfig, JsonlConfig, Split
 from schemas.config.environments import EnvironmentBase, EnvironmentConfig
 from schemas.errors import ConfigError
 
@@ -67,7 +67,7 @@ def preflight(config: RunConfig, *, starts: bool = True, actors: Sequence[Actor]
         found += model_findings(config)
         # without a chat template prompts of messages can't be judged
         found += list(template_findings(config)) or _fit(config, tables)
-    found += [*worker_notes(config), *_hub_notes(config)]
+    found += [*worker_notes(config), *_hub_notes(config), *_download_notes(config)]
     here = list(_programs(config))
     machine = list(_devices(config, largest_of(config) if actors is None else actors))
     # this machine must have the GPUs only if the run starts here
@@ -241,6 +241,18 @@ def _hub_notes(config: RunConfig) -> Iterator[Finding]:
                 key, path, _ = one.sources[split]
                 words = f"{path} is loaded from the hub at the start, and not checked before"
                 yield Finding(f"environments[].{key}: {words}", fatal=False)
+
+
+def _download_notes(config: RunConfig) -> Iterator[Finding]:
+    """Tell which images are looked at when the run starts, since a check needs no network."""
+    rows = [one.images for one in config.environments if isinstance(one, JsonlConfig | DatasetConfig)]
+    sections = [("environments[].images", images) for images in rows]
+    if config.trainer.sft is not None:
+        sections.append(("trainer.sft.images", config.trainer.sft.images))
+    for section, images in sections:
+        if images.origins:
+            words = f"images at {', '.join(images.origins)} are downloaded at the start, and not checked before"
+            yield Finding(f"{section}.origins: {words}", fatal=False)
 
 
 def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:

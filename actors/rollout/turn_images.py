@@ -36,7 +36,7 @@ class TurnImages:
     def __init__(
         self, keys: ImageLimitsConfig, groups_per_step: int, group_size: int, expand: Expand | None, why_not: str = ""
     ) -> None:
-        self._source = ImageSource(ImagesConfig(**keys.model_dump()), None)
+        self._source = ImageSource(ImagesConfig(**keys.model_dump()), None, takes_urls=False)
         self._expand, self._why_not = expand, why_not
         self._max_images = keys.max_images
         self._share = min(limits.LIST_ITEMS // (groups_per_step * group_size), limits.GROUP_IMAGES // group_size)

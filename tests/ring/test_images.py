@@ -10,6 +10,7 @@ import pytest
 
 from schemas.config import RunConfig
 from tests import models
+from tests.actors.datasets.web import serving
 from tests.images import png
 from tests.marks import first_of
 from tests.ring.harness import (
@@ -31,6 +32,12 @@ TEMPLATE = (
     "{% for part in message.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}="
 )
+ANSWERED = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}={% endif %}"
+    + TEMPLATE.removeprefix("{% for message in messages %}").removesuffix("=")
+    + "{% if add_generation_prompt %}={% endif %}"
+)
+"""The template for rows with answers."""
 
 
 def write_rows(folder: Path) -> Path:
@@ -76,8 +83,7 @@ def config_of(folder: Path, family: str = "qwen3_vl", steps: int = 4, **sections
     }
     return ring_config(
         folder,
-        **{name: keys.get(name, {}) | value for name, value in sections.items()}
-        | {name: value for name, value in keys.items() if name not in sections},
+        **keys | {name: keys[name] | value if isinstance(value, dict) else value for name, value in sections.items()},
     )
 
 
@@ -140,3 +146,32 @@ def test_nothing_is_lost_when_actors_of_a_run_with_images_are_killed(tmp_path: P
             running[name] = started.run(name)
         assert running["packer-0"].wait(PATIENCE_SECONDS) == 0, started.text("packer-0")
     check_promise(config)
+
+
+def test_a_run_with_images_at_urls_goes_on_without_their_server(tmp_path: Path) -> None:
+    """Packer, rollout actors and trainer have the files of one download; their keys agree, so no group is dropped."""
+    rows = [json.loads(line) for line in write_rows(tmp_path).read_text().splitlines()]
+    supervised = [row | {"completion": "abc"} for row in rows]
+    with serving() as web:
+        web.pages = {f"/{number}.png": (tmp_path / f"{number}.png").read_bytes() for number in range(len(SIZES))}
+        for name, written in (("urls", rows), ("sft", supervised)):
+            text = "".join(json.dumps(row) + "\n" for row in written)
+            (tmp_path / f"{name}.jsonl").write_text(text.replace('"path": "', f'"url": "{web.origin}/'))
+        images = {"origins": [web.origin]}
+        sft = {"path": str(tmp_path / "sft.jsonl"), "batch_size": 2, "images": images}
+        sft |= {"mu_peak": 0.5, "mu_valley": 0.5, "mu_warmup_steps": 0, "mu_decay_steps": 0}
+        sections: dict[str, Any] = {
+            "environments": [{"type": "jsonl", "path": str(tmp_path / "urls.jsonl"), "images": images}],
+            "trainer": {"sft": sft},
+            "model": {"chat_template": ANSWERED},
+        }
+        config = config_of(tmp_path, steps=2, **sections)
+        with processes(config, tmp_path) as started:
+            assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
+        assert sorted(web.asked) == sorted(web.pages)
+    config = config.with_steps(4)
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+    assert steps_recorded(config) == 4
+    assert replayed(config, 3).count("same bits") == 3

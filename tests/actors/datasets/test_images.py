@@ -182,7 +182,10 @@ def test_paths_of_a_folder_of_files_start_at_the_folder(tmp_path: Path) -> None:
         ({"path": "pictures"}, "which is no file"),
         ({"path": "pipe"}, "which is no file"),
         ({"path": "none.png"}, "can't be read: No such file"),
-        ({"url": "https://example.com/a.png"}, "download it next to the data"),
+        (
+            {"url": "https://example.com/a.png"},
+            "images.origins does not name https://example.com; add it",
+        ),
         ({"url": "file:///etc/passwd"}, "download it next to the data"),
         ({"url": "data:image/png,abc"}, "without base64"),
         ({"url": "data:image/png;base64,ä"}, "damaged"),

@@ -444,3 +444,35 @@ def test_a_function_with_another_interpreter_is_looked_for_and_not_read(tmp_path
     problems = _problems(tmp_path, reward=bad)
     assert f"reward.functions.0.path: there is no file {tmp_path}/none.py" in problems
     assert any(problem.startswith("reward.functions.0.python: there is no program") for problem in problems)
+
+
+def test_images_at_urls_are_not_looked_at_before_the_start(tmp_path: Path) -> None:
+    """A note names the origins, of supervised rows too; a URL of another origin is a problem. Nothing is written."""
+
+    def rows_at(url: str) -> dict[str, Any]:
+        prompt = [{"role": "user", "content": [{"type": "image", "url": url}]}]
+        path = _rows(tmp_path / "rows.jsonl", {"prompt": prompt, "answer": "b", "completion": "b"})
+        images = {"origins": ["https://data.example.com:443/"]}
+        sft = {"path": path, "batch_size": 1, "mu_peak": 0.5, "mu_valley": 0.5, "mu_warmup_steps": 0}
+        return {
+            "environments": [
+                {"type": "jsonl", "path": path, "images": images},
+                {"type": "dataset", "path": path, "images": images},
+            ],
+            "trainer": {"max_steps": 1, "sft": sft | {"mu_decay_steps": 0, "images": images}},
+            "inference": {"engine": {"type": "embedded"}},
+            "model": {"path": "some/model"},
+        }
+
+    config = check_tree(ring_config(tmp_path).model_dump() | rows_at("https://data.example.com/a.png"))
+    words = "origins: images at https://data.example.com are downloaded at the start, and not checked before"
+    notes = [note for note in preflight(config, starts=False) if "downloaded" in note]
+    sections = ["environments[].images", "environments[].images", "trainer.sft.images"]
+    assert notes == [f"{section}.{words}" for section in sections]
+    problems = _problems(tmp_path, **rows_at("https://example.com/a.png"))
+    assert [problem.partition(".origins")[0].rpartition(" ")[2] for problem in problems] == [
+        "trainer.sft.images",
+        "environments[].images",
+        "environments[].images",
+    ]
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl"}
