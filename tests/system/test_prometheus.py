@@ -28,13 +28,13 @@ from tests.model_hub import ModelHub, model_hub
 from tests.models import build
 from tests.ports import free_port
 from tests.prometheus import ALERT_FILE, DEPLOY, RECORDING_FILE, SPECIAL, rules_of
-from tests.ring.harness import Processes, processes, ring_config, wait_until
+from tests.ring.harness import PATIENCE_SECONDS, Processes, processes, ring_config, wait_until
 from tests.system.tools import tool
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
 
 QUICKER = 60
-LONGEST_SECONDS = 90.0
+LONGEST_SECONDS = PATIENCE_SECONDS
 """Until something shows in Prometheus, on a machine that has other things to do."""
 ACTORS = (
     *("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0", "rollout-1"),
