@@ -38,6 +38,7 @@ def _imports(path: Path) -> list[str]:
     return found
 
 
+@cache
 def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
@@ -52,6 +53,7 @@ def _is_in(path: Path, package: str) -> bool:
     return f"{_module(path)}.".startswith(f"{package}.")
 
 
+@cache
 def _package(name: str) -> str:
     """Return the package of ours that a dotted name lies in; empty where there is none."""
     parts = name.split(".")
@@ -98,7 +100,9 @@ def test_imports_go_downwards_in_the_table_of_packages() -> None:
         assert len(rows) == 1, f"{_module(path)} stands in no row, or in several"
         own, own_row = rows[0]
         for imported in _imports(path):
-            to = next((name for name in row_of if f"{imported}.".startswith(f"{name}.")), own)
+            # its packages, the innermost first
+            above = imported.split(".")
+            to = next((name for n in range(len(above), 0, -1) if (name := ".".join(above[:n])) in row_of), own)
             if to != own and row_of[to] <= own_row and own_row > 0:
                 upwards.append(f"{_module(path)} imports {imported}")
     assert upwards == []

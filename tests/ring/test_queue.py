@@ -136,6 +136,7 @@ def write(folder: Path, name: str, **sections: Any) -> RunConfig:
     return config
 
 
+@pytest.mark.long
 def test_a_queue_goes_on_after_a_failed_run_and_the_next_start_repeats_that_one_alone(tmp_path: Path) -> None:
     """Three runs, the reward function of the second ends its process; mended, the same command ends well."""
     dies = {"reward": own_reward("ending", unless=str(tmp_path / "mended")), "up": {"max_restarts": 0}}

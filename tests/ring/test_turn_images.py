@@ -101,6 +101,7 @@ def test_images_of_later_turns_are_trained_as_sampled_also_after_a_kill(tmp_path
     assert "images: other ones than in the record, with the same tokens" in trajectories_replayed(config)
 
 
+@pytest.mark.long
 def test_images_that_an_agent_sends_are_trained_as_sampled(tmp_path: Path) -> None:
     """By OpenAI's chat API, in both calls; the second call has the first one's image again, and shows it once more."""
     agent = {"type": "agent", "name": "looks", "path": f"{WORLDS.with_name('agents.py')}:looks", "options": {}}

@@ -12,11 +12,12 @@ from actors.environments.worker.guard import END_SECONDS
 from tests.actors.environments.test_guard import actor
 from tests.actors.environments.test_pool import WAIT, spec, until
 from tests.actors.environments.test_remote import hosting
+from tests.marks import first_of
 from tests.ports import free_port
 from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
-SIZES = pytest.mark.parametrize(("workers", "children"), [(1, 1), (4, 4), (8, 8)])
+SIZES = pytest.mark.parametrize(("workers", "children"), first_of([(4, 4), (1, 1), (8, 8)]))
 COMMON = """
 import asyncio, sys
 from dataclasses import replace

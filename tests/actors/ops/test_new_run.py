@@ -12,6 +12,7 @@ from actors.ops.new_run import Choices, ask, with_defaults
 from actors.reward.builtin import BUILTIN, EXTRAS
 from schemas.config import load_config
 from schemas.errors import ConfigError
+from tests.marks import long_but
 from tests.models import build
 
 
@@ -67,7 +68,7 @@ ASKED = {"llm_judge": "model, url", "relative_judge": "model, url"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reward", sorted(BUILTIN))
+@pytest.mark.parametrize("reward", long_but(sorted(BUILTIN)[::6], sorted(BUILTIN)))
 def test_each_named_reward_passes_the_check_or_says_what_is_missing(
     folder: Path, reward: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

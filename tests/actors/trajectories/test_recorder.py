@@ -13,6 +13,7 @@ from actors.trajectories.recorder import Recorder, TrajectoryOverError, TurnAnsw
 from actors.trajectories.tree import Origin
 from tests.actors.trajectories.families import FAMILIES, Chat
 from tests.actors.trajectories.writer import Writer, language
+from tests.marks import long_but
 
 USER: Message = {"role": "user", "content": "Begin."}
 TOOL: Any = {
@@ -68,7 +69,7 @@ async def test_an_image_of_an_environment_is_refused_in_words(place: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", list(CALLS))
+@pytest.mark.parametrize("family", long_but(list(CALLS)[:3], CALLS))
 async def test_two_hundred_turns_of_a_tool_break_no_prefix(family: str) -> None:
     """Each prompt is the exact tokens so far and something new; the trajectory is one sample."""
     chat = Chat(family)

@@ -15,6 +15,7 @@ from actors.ops.up import forked
 from actors.ops.up.child import Child
 from actors.ops.up.forked import ALL_KINDS, MAX_DEATHS, ForkedProcess, ForkServer, ForkServers, computing_modules
 from schemas.config import RunConfig
+from tests.marks import first_of
 from tests.processes import children, has_ended, look_at
 from tests.ring.harness import ring_config, wait_until
 
@@ -267,7 +268,7 @@ def test_a_second_server_outlives_the_first(own_server: ForkServer, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", ["1", "2", "3"])
+@pytest.mark.parametrize("threads", first_of(["2", "1", "3"]))
 def test_torch_has_the_threads_of_the_variable(with_torch: ForkServer, tmp_path: Path, threads: str) -> None:
     """As in a program of its own, though it has read another value when it was imported."""
     code = "import torch; print(torch.get_num_threads())"
