@@ -16,7 +16,7 @@ from actors.datasets.base import Example, why_not_sendable
 from actors.datasets.downloads import download, downloads_folder
 from actors.datasets.images import ImageSource
 from actors.datasets.prepared import Prepared
-from actors.datasets.readers import TOLD_BYTES
+from actors.datasets.readers import TOLD_BYTES, line_at
 from actors.datasets.rows import PromptKeys, image_urls, to_example
 from actors.process.tasks import task
 from schemas.config.data import JsonlConfig, Split
@@ -92,8 +92,7 @@ class Jsonl:
             ConfigError: the row is faulty, or the file has changed since it was indexed.
         """
         start, end = self._offsets[index], self._offsets[index + 1]
-        # pread has no shared file position; the span may hold blank lines behind the row
-        line, _, _ = os.pread(self._file.fileno(), end - start, start).partition(b"\n")
+        line = line_at(self._file, start, end)
         return self._example(line, f"row {index + 1} is not what it was when the file was read first")
 
     def digest(self, num_rows: int | None = None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -73,16 +73,27 @@ class LinesReader:
             ConfigError: the line is not JSON.
         """
         start, end = int(self._starts[index]), int(self._starts[index + 1])
-        # the span may hold blank lines behind the row
-        line, _, _ = os.pread(self._file.fileno(), end - start, start).partition(b"\n")
         try:
-            return json.loads(line)
+            return json.loads(line_at(self._file, start, end))
         except ValueError as error:
             raise ConfigError(f"{self.path}, row {index + 1}: not JSON: {error}") from None
 
     def media_columns(self) -> dict[str, set[str]]:
         """Return no column, since JSON holds text."""
         return {}
+
+
+def line_at(file: IO[bytes], start: int, end: int) -> bytes:
+    """Return the line that begins at a position in bytes, without its end; blank lines may stand behind it.
+
+    Args:
+        file: the open file, whose position stays where it is.
+        start: position of the line.
+        end: position of the next line that is not blank, or the end of the file.
+    """
+    # pread has no shared file position
+    line, _, _ = os.pread(file.fileno(), end - start, start).partition(b"\n")
+    return line
 
 
 def line_starts(path: Path) -> "np.ndarray[Any, np.dtype[np.uint64]]":

@@ -1,7 +1,6 @@
 """Supervised examples (`trainer.sft.path`): a JSON Lines file with `prompt` and `completion` in each row."""
 
 import json
-import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from actors.datasets.downloads import download, downloads_folder
 from actors.datasets.image_parts import urls_of, with_images
 from actors.datasets.images import Image, ImageSource, values_of
 from actors.datasets.prepared import Prepared
+from actors.datasets.readers import line_at
 from actors.process.tasks import task
 from schemas.config.sft import SftConfig
 from schemas.errors import ConfigError
@@ -97,10 +97,7 @@ class SupervisedRows:
         return f"{KEY}: {self.path}, line {self._line_numbers[index]}"
 
     def _line(self, index: int) -> bytes:
-        start, end = self._places[index], self._places[index + 1]
-        # the span may hold blank lines behind the row
-        line, _, _ = os.pread(self._file.fileno(), end - start, start).partition(b"\n")
-        return line
+        return line_at(self._file, self._places[index], self._places[index + 1])
 
     def _urls(self) -> Iterator[tuple[str, str]]:
         """Yield place and URL of each image that is at one."""

@@ -1,5 +1,6 @@
 """Samples of supervised learning: the examples of `trainer.sft.path` as token ids."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -71,12 +72,13 @@ class SupervisedSamples:
             images = self._rows.example(index).images
         except ConfigError as error:
             raise RunFailedError(f"{error}; it could be used when the trainer started") from None
-        for number, (image, digest) in enumerate(zip(images, sample.digests, strict=True), start=1):
-            if image.digest != digest:
-                raise RunFailedError(
-                    f"{self._rows.where(index)}: image {number} has changed since the trainer started; put the file "
-                    "back, or start the trainer again to learn the new one"
-                )
+        pairs = itertools.zip_longest([image.digest for image in images], sample.digests)
+        changed = next((number for number, (now, then) in enumerate(pairs, start=1) if now != then), None)
+        if changed is not None:
+            raise RunFailedError(
+                f"{self._rows.where(index)}: image {changed} has changed since the trainer started; put the file "
+                "back, or start the trainer again to learn the new one"
+            )
         return images
 
     def _tokenized(self, index: int, example: SupervisedExample, tokenizer: Tokenizer) -> Sample:

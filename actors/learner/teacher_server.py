@@ -98,7 +98,8 @@ class _Asked:
             ValueError: the answer has no such logprobs, or is of another prompt.
         """
         if self.starts:
-            check_prompt(self.ids, self.starts, answer.get("prompt_token_ids"), "vLLM")
+            found = answer.get("prompt_token_ids") if isinstance(answer, dict) else None
+            check_prompt(self.ids, self.starts, found, "vLLM")
         return token_logprobs(answer, self.ids)
 
 

@@ -95,6 +95,7 @@ class Pixels:
     def __init__(self, model: ModelConfig) -> None:
         self._model = model
         self._lock = threading.Lock()
+        self._being_made: dict[str, threading.Lock] = {}
         self._kept: OrderedDict[str, str] = OrderedDict()
         self._num_bytes = 0
 
@@ -108,14 +109,31 @@ class Pixels:
         Raises:
             ValueError: the image can't be decoded, or the model's processor is of no known kind.
         """
+        if (found := self._found(digest)) is not None:
+            return found
+        with self._lock:
+            own = self._being_made.setdefault(digest, threading.Lock())
+        # completions of one prompt ask for its images at the same time: one of them makes each, the others wait for it
+        with own:
+            try:
+                if (found := self._found(digest)) is not None:
+                    return found
+                made = f"data:image/png;base64,{base64.b64encode(self._png(data)).decode()}"
+                self._keep(digest, made)
+                return made
+            except (ValueError, ConfigError) as error:
+                raise ValueError(f"image {digest}: {error}") from error
+            finally:
+                with self._lock:
+                    self._being_made.pop(digest, None)
+
+    def _found(self, digest: str) -> str | None:
         with self._lock:
             if (found := self._kept.get(digest)) is not None:
                 self._kept.move_to_end(digest)
-                return found
-        try:
-            made = f"data:image/png;base64,{base64.b64encode(self._png(data)).decode()}"
-        except (ValueError, ConfigError) as error:
-            raise ValueError(f"image {digest}: {error}") from error
+            return found
+
+    def _keep(self, digest: str, made: str) -> None:
         with self._lock:
             if digest not in self._kept:
                 self._kept[digest] = made
@@ -123,7 +141,6 @@ class Pixels:
             while self._num_bytes > KEPT_BYTES:
                 _, gone = self._kept.popitem(last=False)
                 self._num_bytes -= len(gone)
-        return made
 
     @cached_property
     def _rule(self) -> ImageTokens:

@@ -180,6 +180,19 @@ def test_an_image_that_changes_during_a_run_ends_it_in_words(job: Job, damage: s
         learner.step(batch)
 
 
+def test_a_row_that_has_lost_an_image_during_a_run_ends_it_in_words(job: Job) -> None:
+    """The file was written over in place; other bytes would be learned under the tokens of the first ones."""
+    learner, (batch,) = TorchLearner(job.config()), batch_of(job.folder)
+    whole = json.dumps(row(*EXAMPLES[3]))
+    less = json.dumps(row(["how", "large.png"], "rs")).ljust(len(whole))
+    with job.file.open("r+") as file:
+        written = file.read()
+        file.seek(0)
+        file.write(written.replace(whole, less))
+    with pytest.raises(RunFailedError, match=r"line 4: image 2 has changed since the trainer started"):
+        learner.step(batch)
+
+
 @pytest.mark.parametrize(
     ("changed", "images", "problem"),
     [

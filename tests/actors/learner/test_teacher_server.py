@@ -220,6 +220,7 @@ def test_a_served_teacher_sees_the_images(model_folder: ModelFolder, sequence_le
     ("fault", "words"),
     [
         ((404, "Not Found"), r"HTTP 404: Not Found; samples with images need .*--enable-scale-out"),
+        ((200, [1]), "vLLM does not tell the tokens of the prompt"),
         ((200, {"prompt_logprobs": [None]}), "vLLM does not tell the tokens of the prompt"),
         ((200, {"prompt_token_ids": [1, 2], "prompt_logprobs": [None]}), "vLLM makes 0 tokens of the . images"),
     ],

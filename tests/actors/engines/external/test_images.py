@@ -2,6 +2,8 @@
 
 import base64
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -98,6 +100,29 @@ def test_an_image_is_decoded_once_while_there_is_room(
     with pytest.raises(ValueError, match="are no image that can be read"):
         pixels.url(digest_of(files[0]), b"gone")
     assert [pixels.url(digest_of(data), data) for data in files] == first
+
+
+def test_an_image_that_many_ask_for_at_once_is_decoded_once(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight completions of one prompt, in threads; a damaged one is told to each of them, and nothing is left."""
+    pixels, decoded = served_images.Pixels(model_config(model_folder("qwen3_vl"))), list[bytes]()
+    plain = served_images.decoded
+
+    def counted(data: bytes) -> object:
+        decoded.append(data)
+        time.sleep(0.05)
+        return plain(data)
+
+    monkeypatch.setattr(served_images, "decoded", counted)
+    good, bad = picture(64, 50), png(40, 30)
+    with ThreadPoolExecutor(8) as pool:
+        made = [pool.submit(pixels.url, digest_of(good), good) for _ in range(8)]
+        assert len({future.result(60) for future in made}) == 1
+        refused = [pool.submit(pixels.url, digest_of(bad), bad) for _ in range(8)]
+        assert all("no image that can be read" in str(future.exception(60)) for future in refused)
+    assert decoded.count(good) == 1
+    assert pixels._being_made == {}
 
 
 def test_damaged_pixels_are_refused_before_a_server_sees_them(model_folder: ModelFolder) -> None:
