@@ -11,7 +11,7 @@ ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv agents
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart quickstart-lora quickstart-turns quickstart-vision check check-312 test test-long rehearsal packages system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl clean
+.PHONY: quickstart quickstart-lora quickstart-turns quickstart-vision check check-312 test test-long rehearsal packages system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl bench-run-trl clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -94,6 +94,10 @@ bench: .venv/dev.stamp
 # The script of docs/howto/trl.md here and in TRL, on the same completions: about a minute for each of 25 cases.
 bench-trl: .venv/dev.stamp .venv-trl/stamp
 	$(BIN)/python -m benchmarks.trl_losses --trl-python .venv-trl/bin/python --json benchmarks/results/trl_losses.json
+
+# Whole runs of the quickstart's model, here and in TRL, in turns; nothing else should run on the machine.
+bench-run-trl: .venv/dev.stamp .venv-trl/stamp
+	$(BIN)/python -m benchmarks.run_vs_trl --trl-python .venv-trl/bin/python --json benchmarks/results/run_vs_trl.json
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("grpo-actors needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else 0'

@@ -2,11 +2,11 @@
 
     python -m benchmarks.simulate [real|scale] [--json PATH]
 
-`real` trains five configurations of the quickstart for STEPS steps each: level 0, 1 and 4, a reward that takes
-REWARD_SECONDS a group with one scoring slot, and two engines, one of them killed at step KILL_STEP. Figures are taken
-from the run of level 1 (`--like`), and all five are simulated with them. A second column repeats the simulation at the
-speed that the machine had during the run: all seconds are multiplied by real ÷ simulated seconds of a training step,
-since a machine with other work changes its speed from run to run.
+`real` trains six configurations of the quickstart for STEPS steps each: level 0, 1 and 4, a reward that takes
+REWARD_SECONDS a group with one scoring slot, two engines, one of them killed at step KILL_STEP, and a packer killed
+there. Figures are taken from the run of level 1 (`--like`), and all six are simulated with them. A second column
+repeats the simulation at the speed that the machine had during the run: all seconds are multiplied by real ÷ simulated
+seconds of a training step, since a machine with other work changes its speed from run to run.
 
 `scale` simulates 1 000 rollout actors with 128 engines for 1 000 steps, and measures CPU time per group with 10 and
 with 1 000 rollout actors. Limits: 300 s, and a quotient of 1.1.
@@ -55,8 +55,11 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "level 4": ("packer.max_async_level=4",),
     "slow reward": ("reward.functions=[{path: 'slow.py:slow'}]", "reward.max_concurrent_groups=1"),
     "engine killed": ("up.inference=2",),
+    "packer killed": (),
 }
 """Overrides of the quickstart."""
+KILLED = {"engine killed": ("inference", 1), "packer killed": ("packer", 0)}
+"""Role and number of the process that is killed."""
 SECONDS = tuple(name for name, value in asdict(Times()).items() if name.endswith("_seconds") and value is not None)
 """Figures that grow with a slower machine."""
 SCALE = {
@@ -85,8 +88,8 @@ def trained(folder: Path, model: Path, name: str) -> Path:
     with (folder / f"{output.name}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment)
         try:
-            if name == "engine killed":
-                kill_engine(output, process)
+            if name in KILLED:
+                kill(output, process, *KILLED[name])
             code = process.wait(1800)
         finally:
             if process.poll() is None:
@@ -97,8 +100,9 @@ def trained(folder: Path, model: Path, name: str) -> Path:
     return output
 
 
-def kill_engine(output: Path, process: "subprocess.Popen[bytes]") -> None:
-    """Kill the second engine once KILL_STEP is recorded."""
+def kill(output: Path, process: "subprocess.Popen[bytes]", role: str, number: int) -> None:
+    """Kill an actor once KILL_STEP is recorded."""
+    names = {f"{role}-{number}".encode(), *([role.encode()] if role == "packer" else [])}
     metrics = output / "metrics.jsonl"
     while process.poll() is None:
         if metrics.is_file() and metrics.read_bytes().count(b"\n") >= KILL_STEP:
@@ -109,7 +113,7 @@ def kill_engine(output: Path, process: "subprocess.Popen[bytes]") -> None:
             words = path.read_bytes().replace(b"\0", b" ").split()
         except OSError:
             continue
-        if b"inference-1" in words and any(str(output).encode() in word for word in words):
+        if names.intersection(words) and any(str(output).encode() in word for word in words):
             os.kill(int(path.parent.name), signal.SIGKILL)
 
 
@@ -118,10 +122,10 @@ def simulated(observed: Observed, times: Times, name: str) -> Result:
     plan = Plan(observed.config, Size.of(observed.config), times, STEPS)
     ring = Ring(plan)
     ring.run()
-    if name == "engine killed":
+    if name in KILLED:
         # at the time at which that step ends without the death
         at = ring.meter.lines[KILL_STEP - 1].time
-        ring = Ring(replace(plan, deaths=(Death("inference", 1, at),)))
+        ring = Ring(replace(plan, deaths=(Death(*KILLED[name], at),)))
         ring.run()
     return result_of(ring)
 

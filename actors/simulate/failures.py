@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schemas.errors import ConfigError
 
-ROLES = ("rollout", "reward", "trainer", "inference")
+ROLES = ("packer", "rollout", "reward", "trainer", "inference")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -1,8 +1,12 @@
 """The packer of a simulation: the real state machine of the ledger, in rounds of virtual time.
 
 A round takes what has come, decides, and speaks after `round_seconds`, as the real one does after its commit. Nothing
-is stored, since no packer of a simulation dies: the changes of a round are taken and forgotten. Peers read their
-tickets and releases from the machine's tables, of which a directive is the copy for the wire.
+is stored: the changes of a round are taken and forgotten, and the successor of a packer that dies has the machine with
+all rounds of its predecessor, as the real one has from the ledger. Peers read their tickets and releases from the
+machine's tables, of which a directive is the copy for the wire.
+
+Between death and successor nothing is decided and nobody hears anything; what peers send meanwhile, or what the dead
+packer had not taken into a round, they send again. The successor first tells each peer all that concerns it.
 
 The machine's clock of leases stands still: living peers would only repeat their heartbeats, so heartbeats without news
 are left out, and the death of a peer is told by `lose`, a lease after it or with its successor.
@@ -45,6 +49,9 @@ class Packer:
         self._groups: list[tuple[GroupFacts, Callable[[Verdict], None]]] = []
         self._lost: list[str] = []
         self._is_planned, self._free_at = False, 0.0
+        self._life, self._works_from = 0, 0.0
+        self._untold: list[Group] = []
+        """Rows of which the dead packer had not told their holders."""
         self.peers: set[str] = set()
         """Identities of the living peers."""
         self._listening: dict[str, Told] = {}
@@ -77,13 +84,28 @@ class Packer:
         self._lost.append(identity)
         self.plan()
 
+    @property
+    def alive(self) -> bool:
+        """Whether it works: it is not between a death and its successor."""
+        return self._events.now >= self._works_from
+
+    def die(self, restart_seconds: float) -> None:
+        """Die; a successor works after `restart_seconds`."""
+        self._life += 1
+        self._free_at = self._works_from = self._events.now + restart_seconds
+        self._is_planned = False
+        self._events.at(self._works_from, self._tell_all, self._life)
+        self.plan()
+
     def plan(self) -> None:
         """Hold a round as soon as the packer is free."""
         if not self._is_planned:
             self._is_planned = True
-            self._events.at(self._free_at, self._round)
+            self._events.at(self._free_at, self._round, self._life)
 
-    def _round(self) -> None:
+    def _round(self, life: int) -> None:
+        if life != self._life:
+            return
         machine, now = self.machine, self._events.now
         self._is_planned, self._free_at = False, now + self._round_seconds
         self.num_rounds += 1
@@ -104,13 +126,20 @@ class Packer:
         # sorted, since a set has no order of its own: the simulation must not depend on hashes
         concerned = sorted(set().union(*machine.take_concerned()).intersection(self._listening))
         if concerned or changed:
-            self._events.after(self._round_seconds + self._times.hop_seconds, self._tell, concerned, changed)
+            self._events.after(self._round_seconds + self._times.hop_seconds, self._tell, life, concerned, changed)
 
     @property
     def _round_seconds(self) -> float:
         return round_seconds(self._times, len(self.peers))
 
-    def _tell(self, identities: list[str], changed: list[Group]) -> None:
+    def _tell_all(self, life: int) -> None:
+        untold, self._untold = self._untold, []
+        self._tell(life, sorted(self._listening), untold)
+
+    def _tell(self, life: int, identities: list[str], changed: list[Group]) -> None:
+        if life != self._life:
+            self._untold.extend(changed)
+            return
         for identity in identities:
             told = self._listening.get(identity)
             if told is not None:

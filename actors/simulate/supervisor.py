@@ -29,6 +29,7 @@ class Supervisor:
             ConfigError: there is no such process.
         """
         numbers = {
+            "packer": 1,
             "rollout": len(self._ring.rollouts),
             "reward": len(self._ring.rewards),
             "trainer": 1,
@@ -52,6 +53,12 @@ class Supervisor:
 
     def _kill(self, death: Death) -> None:
         """Kill a process; its supervisor starts the next one."""
+        packer = self._ring.packer
+        if death.role == "packer":
+            if packer.alive:
+                self._ring.meter.num_deaths += 1
+                packer.die(self._ring.times.restart_seconds)
+            return
         processes: dict[str, list[Any]] = {
             "rollout": [*self._ring.rollouts],
             "reward": [*self._ring.rewards],

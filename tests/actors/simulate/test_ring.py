@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 from tests.actors.simulate.plans import QUICK, plan, ran
 
 SIZES = [Size(1, 1, 1, 1), Size(3, 2, 2, 3), Size(20, 4, 4, 12)]
-DEATHS = {"rollout": 9, "reward": 12, "trainer": 15, "inference": 10}
+DEATHS = {"packer": 11, "rollout": 9, "reward": 12, "trainer": 15, "inference": 10}
 """Seconds after which a process of a role dies."""
 
 
@@ -94,6 +94,27 @@ def test_a_killed_process_loses_nothing(role: str, later: float) -> None:
     assert [line.step for line in ring.meter.lines] == list(range(1, 41))
     # a death may fall into a pause, and then costs nothing
     assert result.seconds > 0.95 * result_of(ran(one)).seconds
+
+
+def test_without_the_packer_the_trainer_ends_its_steps_and_waits() -> None:
+    """It dies while the trainer computes: that step ends, those at hand follow, and the next one waits."""
+    one = plan(40, size=Size(2, 2, 1, 2))
+    before = ran(one)
+    death = before.meter.lines[9].time - 0.01
+    ring = ran(one, deaths=(Death("packer", 0, death),))
+    meanwhile = [line.time for line in ring.meter.lines if death < line.time < death + QUICK.restart_seconds]
+    assert 1 <= len(meanwhile) <= 1 + ring.settings.max_async_level
+    assert result_of(ring).seconds > result_of(before).seconds + 0.5 * QUICK.restart_seconds
+    conserved(ring)
+
+
+def test_a_packer_that_dies_again_and_again_loses_nothing() -> None:
+    """At three mean times between two deaths, the shortest below the time of a restart."""
+    for mean in (4.0, 12.0, 30.0):
+        ring = ran(plan(60, size=Size(4, 2, 2, 4)), mean_seconds_between_deaths=(("packer", mean),))
+        assert ring.meter.num_deaths > 0
+        assert result_of(ring).dropped == {}
+        conserved(ring)
 
 
 def test_the_tokens_of_a_killed_engine_are_counted_as_lost() -> None:
