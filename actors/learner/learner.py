@@ -11,7 +11,7 @@ Adapters are computed under autocast, over a frozen base in bfloat16.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from actors.learner.master_weights import MasterWeights
 from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_batch, non_empty
 from actors.learner.optimizer import make_optimizer
 from actors.learner.parallelism import DataParallel, Parallelism
+from actors.learner.prefetch import prefetched
 from actors.learner.ranks import SINGLE_RANK, Ranks
 from actors.learner.reference_models import NONE, FixedLogprobs, ReferenceModels
 from actors.learner.shards import clip_gradients
@@ -323,10 +324,12 @@ class TorchLearner:
         numbers = non_empty(batch, minibatch)
         # backward passes accumulate in `parameter.grad`; ranks exchange nothing before the last, unless sharded
         found = []
+        micros = self._micro_batches(batch, numbers)
+        # the first use of each minibatch: later iterations have other weights than the step started from
+        is_first = update < batch.num_minibatches
         for number in numbers:
             with self._watch.part("forward and backward", micro_batch=number):
-                # the first use of each minibatch: later iterations have other weights than the step started from
-                found.append(self._backward(part, minibatch, number, is_first=update < batch.num_minibatches))
+                found.append(self._backward(part, minibatch, number, next(micros), is_first))
         if self._parallelism.sharded:
             # other ranks may have more micro-batches with samples, and each backward is a collective
             for _ in range(_num_micro_batches(batch, minibatch) - len(numbers)):
@@ -343,6 +346,15 @@ class TorchLearner:
                 parameter.grad = torch.zeros_like(parameter)
         return json.dumps(measured).encode()
 
+    def _micro_batches(self, batch: StepBatch, numbers: Sequence[int]) -> Iterator[MicroBatch]:
+        def make(number: int, device: torch.device) -> MicroBatch:
+            return micro_batch(batch, number, device, self._config.packer.sequence_len, self._images)
+
+        # features of images are computed by the model itself, and a CPU has no time to gain
+        if self._device.type == "cpu" or batch.images:
+            return (make(number, self._device) for number in numbers)
+        return prefetched(numbers, make, self._device)
+
     def _compute_in_vain(self, dummy: MicroBatch) -> None:
         """Compute a made-up micro-batch, forward and backward, with the collectives of a real one."""
         with self._autocast():
@@ -350,9 +362,10 @@ class TorchLearner:
         # × 0: gradients are zeros, so nothing changes
         (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
-    def _backward(self, part: _RankStep, minibatch: int, number: int, is_first: bool) -> tuple[list[str], Tensor]:
+    def _backward(
+        self, part: _RankStep, minibatch: int, number: int, micro: MicroBatch, is_first: bool
+    ) -> tuple[list[str], Tensor]:
         """Compute the gradients of one micro-batch; return names and values of loss, metrics and largest mismatch."""
-        micro = micro_batch(part.batch, number, self._device, self._config.packer.sequence_len, self._images)
         objective = at_step(self._objective, part.batch.step)
         with self._autocast():
             logprobs_T, entropy_T = self._token_logprobs.of(
