@@ -4,7 +4,8 @@ Engine and reward actor are on another host than packer, trainer and rollout act
 Near and far blocks of steps alternate within one run at level 2, so that both have the same neighbours on this machine.
 The steps at the start of a block are not counted: what they train was sampled under the condition before.
 
-    python -m benchmarks.far_engine [--steps 8] [--rounds 3] [--groups 24] [--json PATH]
+    python -m benchmarks.far_engine [--steps 8] [--rounds 3] [--groups 24] [--weights full] [--congestion bbr]
+        [--json PATH]
 
 `congestion`  congestion control of TCP on both hosts, where the kernel has it: reno takes each lost packet for a full
               wire, and sends about 180 kB/s (segment · 1.22 ÷ (round trip · √loss)); bbr measures the wire
@@ -35,12 +36,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="counted steps of a block")
     parser.add_argument("--rounds", type=int, default=3, help="near and far blocks of a run")
     parser.add_argument("--groups", type=int, default=24, help="packer.groups_per_step")
+    parser.add_argument("--weights", choices=WEIGHTS, action="append", help="by default all; repeatable")
+    parser.add_argument("--congestion", choices=ALGORITHMS, action="append", help="by default all; repeatable")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = [
         _measure(weights, algorithm, arguments.steps, arguments.rounds, arguments.groups)
-        for algorithm in ALGORITHMS
-        for weights in WEIGHTS
+        for algorithm in arguments.congestion or ALGORITHMS
+        for weights in arguments.weights or WEIGHTS
     ]
     publish({"far_engine": rows}, rows, arguments.json)
 
