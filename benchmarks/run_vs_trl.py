@@ -108,7 +108,7 @@ def main() -> None:
 
 def trl_command(python: Path, folder: Path) -> list[str]:
     """Return the command of TRL's side."""
-    return [str(python.absolute()), str(ROOT / "benchmarks" / "trl_run_worker.py"), str(folder)]
+    return [str(python.absolute()), "-m", "benchmarks.trl_run_worker", str(folder)]
 
 
 def our_command(model: Path, output: Path, settings: dict[str, Any], level: int) -> list[str]:

@@ -1,6 +1,6 @@
 """TRL's side of `benchmarks.run_vs_trl`: GRPOTrainer trains the quickstart's model. Runs in TRL's environment.
 
-    PYTHON benchmarks/trl_run_worker.py FOLDER
+    PYTHON -m benchmarks.trl_run_worker FOLDER
 
 FOLDER/settings.json has the hyperparameters, FOLDER/model the start model. The worker generates, scores and trains as
 TRL does by default without vLLM, and appends a line of JSON for each step to FOLDER/trl.jsonl: time and mean reward.

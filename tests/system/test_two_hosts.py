@@ -12,13 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from schemas.config import RunConfig, load_config
 from tests.ring.harness import check_promise, steps_recorded, summary_of, wait_until
+from tests.system.namespaces import Host, ip
 from tests.system.quickstart import MAX_STEPS, quickstart
 from tests.system.tools import missing, tool
 
@@ -52,57 +53,29 @@ context.term()
 
 
 @dataclass
-class Host:
-    """A network namespace with one device."""
-
-    name: str
-    address: str
-    keys: Path
-    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-
-    @property
-    def device(self) -> str:
-        """Its end of the cable; the kernel allows 15 characters."""
-        return f"{self.name}e"
-
-    def spawn(self, label: str, log: Path, *command: object) -> "subprocess.Popen[bytes]":
-        """A command on this host, which ends with the test."""
-        words = ["ip", "netns", "exec", self.name, sys.executable, *map(str, command)]
-        with log.open("ab") as stream:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            self.processes[label] = subprocess.Popen(words, stdout=stream, stderr=stream, env=environment)
-        return self.processes[label]
-
-    def actor(self, name: str, config: Path) -> None:
-        """`actors run`, with what is this host's own given as overrides."""
-        own = [f"bus.host={self.address}", f"inference.host={self.address}", f"bus.keys={self.keys}"]
-        command = ("-m", "actors", "run", name.partition("-")[0], "--config", config, "--name", name, *own)
-        self.spawn(name, config.with_name(f"{name}.log"), *command)
-
-    def end(self) -> None:
-        """Kill what still runs here."""
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait(10.0)
-
-
-@dataclass
 class Cable:
     """The two hosts and what crosses between them."""
 
     first: Host
     second: Host
+    keys: dict[str, Path]
+    """Folder of keys by name of the host."""
     folder: Path
+
+    def actor(self, host: Host, name: str, config: Path) -> None:
+        """`actors run` on a host, with what is the host's own given as overrides."""
+        own = [f"bus.host={host.address}", f"inference.host={host.address}", f"bus.keys={self.keys[host.name]}"]
+        command = ("-m", "actors", "run", name.partition("-")[0], "--config", config, "--name", name, *own)
+        host.spawn(name, config.with_name(f"{name}.log"), *command)
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
         """Nothing crosses for the length of a block."""
-        _ip("-n", self.first.name, "link", "set", self.first.device, "down")
+        self.first.ip("link", "set", self.first.device, "down")
         try:
             yield
         finally:
-            _ip("-n", self.first.name, "link", "set", self.first.device, "up")
+            self.first.ip("link", "set", self.first.device, "up")
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Path]:
@@ -131,43 +104,49 @@ def cable(tmp_path: Path) -> Iterator[Cable]:
         (copy / name).write_bytes((keys / name).read_bytes())
         (copy / name).chmod((keys / name).stat().st_mode & 0o777)
     tag = f"h{os.getpid() % 10**7}"
-    made = Cable(Host(f"{tag}a", f"{subnet}.1", keys), Host(f"{tag}b", f"{subnet}.2", copy), tmp_path)
+    first, second = Host(f"{tag}a", f"{subnet}.1"), Host(f"{tag}b", f"{subnet}.2")
+    made = Cable(first, second, {first.name: keys, second.name: copy}, tmp_path)
     try:
-        _lay(made)
+        lay(made)
         yield made
     finally:
-        for host in (made.first, made.second):
-            host.end()
-            subprocess.run(["ip", "netns", "del", host.name], capture_output=True, check=False)
+        for host in (first, second):
+            host.remove()
 
 
-def _lay(cable: Cable) -> None:
+def lay(cable: Cable) -> None:
+    """Make both hosts, and join them."""
     hosts = (cable.first, cable.second)
     for host in hosts:
-        made = subprocess.run(["ip", "netns", "add", host.name], capture_output=True, text=True, check=False)
-        if made.returncode:
-            missing(f"no network namespaces here: {made.stderr.strip()}; allow CAP_SYS_ADMIN and CAP_NET_ADMIN")
+        host.make()
     first, second = hosts
-    other = ("peer", "name", second.device, "netns", second.name)
-    _ip("link", "add", first.device, "netns", first.name, "type", "veth", *other)
+    ip(
+        "link",
+        "add",
+        first.device,
+        "netns",
+        first.name,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        second.device,
+        "netns",
+        second.name,
+    )
     for host in hosts:
-        _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.device)
-        _ip("-n", host.name, "link", "set", host.device, "up")
-        _ip("-n", host.name, "link", "set", "lo", "up")
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], capture_output=True, check=True)
+        host.ip("addr", "add", f"{host.address}/24", "dev", host.device)
+        host.ip("link", "set", host.device, "up")
 
 
 def start(cable: Cable) -> RunConfig:
     """Each actor as on a machine of its own; the configuration as the first host has it."""
     path = quickstart(cable.folder, bus={"control": f"tcp://{cable.first.address}:{PORT}", "resend_after": 5.0})
     for name in ("packer-0", "trainer-0"):
-        cable.first.actor(name, path)
+        cable.actor(cable.first, name, path)
     for name in ("inference-0", "reward-0", "rollout-0"):
-        cable.second.actor(name, path)
-    return load_config(path, [f"bus.keys={cable.first.keys}", f"bus.host={cable.first.address}"])
+        cable.actor(cable.second, name, path)
+    return load_config(path, [f"bus.keys={cable.keys[cable.first.name]}", f"bus.host={cable.first.address}"])
 
 
 def finish(cable: Cable) -> None:
