@@ -1,7 +1,7 @@
 """Public formats of the policy: published versions, and checkpoints in the formats of transformers and peft."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actors.learner.host_copies import host_copies
 from actors.learner.saved_tensors import SavedTensors
 from actors.learner.shards import gathered, overwrite
 from actors.learner.snapshots import Snapshot, copied
@@ -28,8 +29,8 @@ def weights(model: nn.Module, config: ModelConfig, keep: bool = True) -> Weights
         keep: True on the publishing rank. Each rank must call, to lend parts of weights spread over ranks.
     """
     if config.lora is None:
-        return Weights("full", _published(_gathered(model, config, keep), loading.TORCH_DTYPES[config.dtype]))
-    tensors = _published(_gathered(model, config, keep), torch.float32)  # as trained
+        return Weights("full", host_copies(_gathered(model, config, keep), loading.TORCH_DTYPES[config.dtype]))
+    tensors = host_copies(_gathered(model, config, keep), torch.float32)  # as trained
     return Weights("adapter", tensors, {"adapter_config.json": _adapter_config(model, config.lora)})
 
 
@@ -102,11 +103,3 @@ def _adapter_config(model: Any, published: LoraConfig | None = None) -> str:
     if published is not None and isinstance(settings["target_modules"], str):
         settings |= {"target_modules": sorted({name.rpartition(".")[2] for name in model.targeted_module_names})}
     return json.dumps(settings, default=lambda value: sorted(value) if isinstance(value, set) else str(value))
-
-
-def _published(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        # copies, since the next step changes the originals
-        name: tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
-        for name, tensor in tensors
-    }
