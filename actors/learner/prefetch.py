@@ -6,7 +6,7 @@ block to the GPU in one transfer, for which it does not wait.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from actors.learner.micro_batches import MicroBatch
 from actors.models.attention import PackedRow
+from bus import threads
 
 Holder = TypeVar("Holder", MicroBatch, PackedRow)
 HOST = torch.device("cpu")
@@ -70,7 +71,7 @@ def prefetched(
             raised here, when its micro-batch is due.
         device: device of the tensors.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="micro-batches") as thread:
+    with threads.Workers(1, "micro-batches") as thread:
 
         def begin(number: int) -> "Future[HostBlock]":
             return thread.submit(lambda: host_block(make(number, HOST)))
