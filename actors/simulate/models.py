@@ -72,6 +72,8 @@ class Times:
     """Seconds that each process of the run adds to a round of the packer."""
     restart_seconds: float = 30.0
     """Seconds from the death of a process until its successor works."""
+    packer_restart_seconds: float = 2.0
+    """Seconds from the death of the packer, which loads no model, until its successor works."""
     filtered_share: float = 0.0
     """Share of the groups that a group filter rejects, if one is configured."""
     cores: float = math.inf

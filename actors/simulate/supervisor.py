@@ -57,7 +57,7 @@ class Supervisor:
         if death.role == "packer":
             if packer.alive:
                 self._ring.meter.num_deaths += 1
-                packer.die(self._ring.times.restart_seconds)
+                packer.die(self._ring.times.packer_restart_seconds)
             return
         processes: dict[str, list[Any]] = {
             "rollout": [*self._ring.rollouts],

@@ -35,6 +35,7 @@ QUICK = Times(
     checkpoint_seconds=0.0,
     save_seconds=0.5,
     restart_seconds=5.0,
+    packer_restart_seconds=5.0,
 )
 
 

@@ -102,9 +102,9 @@ def test_without_the_packer_the_trainer_ends_its_steps_and_waits() -> None:
     before = ran(one)
     death = before.meter.lines[9].time - 0.01
     ring = ran(one, deaths=(Death("packer", 0, death),))
-    meanwhile = [line.time for line in ring.meter.lines if death < line.time < death + QUICK.restart_seconds]
+    meanwhile = [line.time for line in ring.meter.lines if death < line.time < death + QUICK.packer_restart_seconds]
     assert 1 <= len(meanwhile) <= 1 + ring.settings.max_async_level
-    assert result_of(ring).seconds > result_of(before).seconds + 0.5 * QUICK.restart_seconds
+    assert result_of(ring).seconds > result_of(before).seconds + 0.5 * QUICK.packer_restart_seconds
     conserved(ring)
 
 
