@@ -1,7 +1,7 @@
 """Prefetching of micro-batches on a GPU: the next one is made while one is computed.
 
-A thread makes a micro-batch in host memory and joins its tensors in one pinned block. The trainer's thread copies the
-block to the GPU in one transfer, for which it does not wait.
+A thread makes a micro-batch in host memory and joins its tensors in one block. The trainer's thread copies the block to
+the GPU in one transfer, through pinned memory, for which it does not wait.
 """
 
 import dataclasses
@@ -28,13 +28,15 @@ class HostBlock:
 
     micro: MicroBatch
     bytes_N: Tensor
-    """(N,) bytes of all tensors; pinned where torch sees a GPU, so that a copy needs no wait."""
+    """(N,) bytes of all tensors."""
     starts: dict[int, int]
     """First byte of each tensor, by the `id` of the tensor."""
 
     def on(self, device: torch.device) -> MicroBatch:
         """Return the micro-batch on a device, by one copy."""
-        moved_N = self.bytes_N.to(device, non_blocking=True)
+        # pinned here, not in the thread that made the block: there the current GPU may be another rank's
+        bytes_N = self.bytes_N.pin_memory() if device.type == "cuda" else self.bytes_N
+        moved_N = bytes_N.to(device, non_blocking=True)
 
         def part(tensor: Tensor) -> Tensor:
             start = self.starts[id(tensor)]
@@ -53,7 +55,7 @@ def host_block(micro: MicroBatch) -> HostBlock:
     for tensor in tensors:
         starts[id(tensor)] = end
         end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    bytes_N = torch.empty(end, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    bytes_N = torch.empty(end, dtype=torch.uint8)
     for tensor in tensors:
         start = starts[id(tensor)]
         bytes_N[start : start + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)

@@ -120,20 +120,8 @@ def lay(cable: Cable) -> None:
     for host in hosts:
         host.make()
     first, second = hosts
-    ip(
-        "link",
-        "add",
-        first.device,
-        "netns",
-        first.name,
-        "type",
-        "veth",
-        "peer",
-        "name",
-        second.device,
-        "netns",
-        second.name,
-    )
+    other = ("peer", "name", second.device, "netns", second.name)
+    ip("link", "add", first.device, "netns", first.name, "type", "veth", *other)
     for host in hosts:
         host.ip("addr", "add", f"{host.address}/24", "dev", host.device)
         host.ip("link", "set", host.device, "up")

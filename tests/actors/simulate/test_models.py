@@ -91,6 +91,7 @@ def test_figures_have_limits(values: dict[str, float]) -> None:
 def test_words_on_failures() -> None:
     """Seconds, minutes and hours; other forms are refused with an example."""
     assert parse_death("inference-12@1.5m") == Death("inference", 12, 90.0)
+    assert parse_death("packer-0@20m") == Death("packer", 0, 1200.0)
     assert parse_death("trainer-0@20").seconds == 20.0
     assert parse_rate("rollout=6h") == ("rollout", 21_600.0)
     for text, parse in (("engine-0@3", parse_death), ("inference@3", parse_death), ("reward=0h", parse_rate)):
