@@ -2,10 +2,15 @@
 
 Consumes composed steps and the heartbeats of ranks, both from the machine. Emits a StepBatch per rank and step. Never
 waits: a batch without room in the socket, or not confirmed for `bus.resend_after`, is offered again in a later round
-(P18: a batch built again is the same).
+(P18: a batch built again is the same). The batches of a large step are built in a thread, so that the round goes on.
 """
 
+import contextlib
+import sqlite3
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import structlog
 
@@ -14,15 +19,18 @@ from actors.ledger import Machine, Step
 from actors.packer.payloads import Payloads
 from actors.process.fault_points import point
 from actors.telemetry.spans import span
+from bus import threads
 from bus.data import Outbox
 from schemas.config import RunConfig
-from schemas.errors import ConfigError
-from schemas.messages import StepBatch, TrainerHeartbeat, drop_fields
+from schemas.errors import ConfigError, ProtocolError
+from schemas.messages import ScoredGroup, StepBatch, TrainerHeartbeat, drop_fields
 
 log = structlog.get_logger("packer")
 
 ADDRESS_LOG_SECONDS = 5.0
 """Shortest time between two log lines about unusable addresses."""
+INLINE_BYTES = 16 << 20
+"""Bytes of a step's groups from which a thread builds the batches; it takes 6 ms for a MB."""
 
 
 class BatchSender:
@@ -32,10 +40,13 @@ class BatchSender:
         config: configuration of the run.
         machine: machine with the composed steps and the gang.
         payloads: scored groups by ordinal.
+        on_built: called in a thread when the batches of a large step are built, so that a round sends them.
     """
 
-    def __init__(self, config: RunConfig, machine: Machine, payloads: Payloads) -> None:
-        self._config, self._machine, self._payloads = config, machine, payloads
+    def __init__(
+        self, config: RunConfig, machine: Machine, payloads: Payloads, on_built: Callable[[], None] = lambda: None
+    ) -> None:
+        self._config, self._machine, self._payloads, self._on_built = config, machine, payloads, on_built
         self.outboxes: dict[str, Outbox] = {}
         """Sockets to trainer ranks, by identity."""
         self._next_address_log = 0.0
@@ -43,6 +54,9 @@ class BatchSender:
         """Time at which a rank (by identity) was last sent the batch of a step."""
         self._built: dict[tuple[int, int], list[StepBatch]] = {}
         """Batches of all ranks, by (step, incarnation)."""
+        self._building: dict[tuple[int, int], Future[list[StepBatch]]] = {}
+        """Batches of large steps that the thread builds, or has built."""
+        self._builder: threads.Workers | None = None
 
     @property
     def built(self) -> list[tuple[int, int]]:
@@ -50,7 +64,7 @@ class BatchSender:
         return list(self._built)
 
     def send(self, now: float) -> int:
-        """Offer each rank its batches. Return the number of batches without room."""
+        """Offer each rank its batches. Return the number of batches without room, or not built yet."""
         wanted, pending = self._machine.batches_wanted(), 0
         # times of confirmed batches, and of ranks that are gone, are of no more use
         still = {(identity, step.step) for identity, _, step in wanted}
@@ -61,7 +75,8 @@ class BatchSender:
             if sent is not None and now - sent < self._config.bus.resend_after:
                 continue
             outbox = self._outbox(identity, heartbeat)
-            if outbox is not None and outbox.try_send(self._batch(step, heartbeat.rank)):
+            batch = self._batch(step, heartbeat.rank) if outbox is not None else None
+            if outbox is not None and batch is not None and outbox.try_send(batch):
                 self._sent[identity, step.step] = now
                 point("packer.between_ranks")
             else:
@@ -71,9 +86,12 @@ class BatchSender:
     def forget_built(self) -> None:
         """Drop all batches, since a fork composes the steps from other groups."""
         self._built.clear()
+        self._building.clear()
 
     def close(self) -> None:
         """Close all sockets."""
+        if self._builder is not None:
+            self._builder.shutdown(wait=False, cancel_futures=True)
         for outbox in self.outboxes.values():
             outbox.close()
 
@@ -94,22 +112,51 @@ class BatchSender:
                     log.warning("trainer gets no batches", peer=identity, detail=str(error))
         return self.outboxes.get(identity)
 
-    def _batch(self, step: Step, rank: int) -> StepBatch:
-        """Return the batch of a rank (P18: batches are a pure function of payloads, ordinals, ranks and settings)."""
-        machine = self._machine
-        key = (step.step, machine.gang.incarnation)
+    def _batch(self, step: Step, rank: int) -> StepBatch | None:
+        """Return the batch of a rank; None while a thread builds it.
+
+        P18: batches are a pure function of payloads, ordinals, ranks and settings.
+        """
+        key = (step.step, self._machine.gang.incarnation)
         if key not in self._built:
+            batches = self._batches(key, step)
+            if batches is None:
+                return None
             # a rank may still ask for the step before; older batches are built again if ever needed
             self._built = {k: v for k, v in self._built.items() if k[0] >= step.step - 1 and k[1] == key[1]}
-            with span("pack", step=step.step):
-                self._built[key] = batches_of_step(
-                    [self._payloads.load(ordinal) for ordinal in step.ordinals],
-                    self._config,
-                    run=machine.run,
-                    term=machine.term,
-                    incarnation=machine.gang.incarnation,
-                    step=step.step,
-                    **drop_fields(step.dropped),
-                    digests=list(step.digests),
-                )
+            self._built[key] = batches
         return self._built[key][rank]
+
+    def _batches(self, key: tuple[int, int], step: Step) -> list[StepBatch] | None:
+        """Build the batches of a step, or have them built; None until they are."""
+        building = self._building.get(key)
+        if building is not None and not building.done():
+            return None
+        header = {
+            "run": self._machine.run,
+            "term": self._machine.term,
+            "incarnation": self._machine.gang.incarnation,
+            "step": step.step,
+            **drop_fields(step.dropped),
+            "digests": list(step.digests),
+        }
+        if building is not None:
+            del self._building[key]
+            with contextlib.suppress(sqlite3.Error, ConfigError, ProtocolError):
+                return building.result()
+        if building is not None or self._payloads.num_bytes_of(step.ordinals) < INLINE_BYTES:
+            # after an error of the file: the ledger's own connection says what to do, or has a better day
+            return self._build([self._payloads.load(ordinal) for ordinal in step.ordinals], header)
+        if self._builder is None:
+            self._builder = threads.Workers(1, "step-batches")
+        # what an older gang wanted is of no more use
+        self._building = {k: v for k, v in self._building.items() if k[1] == key[1]}
+        groups = self._payloads.loader(step.ordinals)
+        self._building[key] = self._builder.submit(lambda: self._build(groups(), header))
+        self._building[key].add_done_callback(lambda _: self._on_built())
+        return None
+
+    def _build(self, groups: list[ScoredGroup], header: dict[str, Any]) -> list[StepBatch]:
+        threads.mark("packer.batches")
+        with span("pack", step=header["step"]):
+            return batches_of_step(groups, self._config, **header)

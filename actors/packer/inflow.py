@@ -53,6 +53,11 @@ class GroupArrived:
     """Place of the frames in a file; None: the ledger stores them itself."""
 
 
+@dataclass(frozen=True)
+class BatchesBuilt:
+    """The batches of a large step are built: the round sends them."""
+
+
 def senders(event: "Event") -> list[str]:
     """Return the identities of the peers whose heartbeats an event has."""
     if isinstance(event, BeatHeard):
@@ -60,7 +65,7 @@ def senders(event: "Event") -> list[str]:
     return [one.peer for one in event.repeated] if isinstance(event, BeatsRepeated) else []
 
 
-Event = BeatHeard | BeatsRepeated | PeerLost | GroupArrived
+Event = BeatHeard | BeatsRepeated | PeerLost | GroupArrived | BatchesBuilt
 
 
 class Inflow:

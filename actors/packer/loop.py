@@ -28,7 +28,7 @@ from actors.ledger.payload_files import Place
 from actors.ledger.store import Payload
 from actors.packer.batch_sender import BatchSender
 from actors.packer.examples import Examples
-from actors.packer.inflow import BeatHeard, BeatsRepeated, Event, GroupArrived, Inflow, PeerLost, senders
+from actors.packer.inflow import BatchesBuilt, BeatHeard, BeatsRepeated, Event, GroupArrived, Inflow, PeerLost, senders
 from actors.packer.intake import Intake
 from actors.packer.payloads import Payloads
 from actors.packer.record import RunRecord
@@ -141,7 +141,9 @@ class PackerActor:
             self._examples.is_still_there,
         )
         self._payloads = Payloads(store, config.packer.memory_bytes)
-        self.batches = BatchSender(config, self.machine, self._payloads)
+        self.batches = BatchSender(
+            config, self.machine, self._payloads, on_built=lambda: self.inflow.put(BatchesBuilt())
+        )
         keep_last = config.trainer.checkpoint.num_resumable
         self._backups = Backups(Path(store.path), keep_last) if store.path != ":memory:" else None
         order = StartOrder(started_at, fork, lacks_checkpoint)
@@ -304,7 +306,7 @@ class PackerActor:
                         self._take_heartbeat(now, one.peer, one.message, event.arrived)
             elif isinstance(event, PeerLost):
                 self.machine.lost(now, event.identity)
-            else:
+            elif isinstance(event, GroupArrived):
                 self._take_group(event, settled)
         return settled
 

@@ -1,6 +1,10 @@
 """Scored groups in memory: a cache of the ledger's payloads, by ordinal."""
 
-from actors.ledger import Machine, Store
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from actors.ledger import LedgerReader, Machine, Store
 from actors.ledger.stored_groups import stored_group
 from bus import codec
 from schemas.messages import ScoredGroup
@@ -41,6 +45,32 @@ class Payloads:
             frames = self._store.payloads([ordinal])[0]
             self.add(stored_group(frames), codec.num_bytes(frames))
         return self._by_ordinal[ordinal][0]
+
+    def num_bytes_of(self, ordinals: Sequence[int]) -> int:
+        """Return the bytes of settled groups on the wire."""
+        kept = [self._by_ordinal[ordinal][1] for ordinal in ordinals if ordinal in self._by_ordinal]
+        return sum(kept) + self._store.payload_bytes(o for o in ordinals if o not in self._by_ordinal)
+
+    def loader(self, ordinals: Sequence[int]) -> Callable[[], list[ScoredGroup]]:
+        """Return a function for another thread that returns settled groups, read from the ledger's file as needed.
+
+        The function raises sqlite3.Error, ConfigError or ProtocolError if the ledger's file can't be read.
+        """
+        kept = {ordinal: self._by_ordinal[ordinal][0] for ordinal in ordinals if ordinal in self._by_ordinal}
+        # a connection of SQLite belongs to its thread, and a ledger in memory to its connection
+        if self._store.path == ":memory:":
+            kept = {ordinal: self.load(ordinal) for ordinal in ordinals}
+        path, absent = Path(self._store.path), [ordinal for ordinal in ordinals if ordinal not in kept]
+
+        def groups() -> list[ScoredGroup]:
+            if absent:
+                reader = LedgerReader.of(path)
+                with contextlib.closing(reader.database):
+                    found = [stored_group(reader.payloads([ordinal])[0]) for ordinal in absent]
+                kept.update(zip(absent, found, strict=True))
+            return [kept[ordinal] for ordinal in ordinals]
+
+        return groups
 
     def forget(self, machine: Machine, at_least: int) -> None:
         """Drop groups that are not needed any more, or not soon. Call after a commit: what is dropped is in the ledger.
