@@ -88,7 +88,7 @@ dashboards: .venv/run.stamp
 
 # Tables and JSON under benchmarks/results; each measures its limit in the same run.
 bench: .venv/dev.stamp
-	for name in codec bus control large_groups answers encryption packing prefixes trajectories sessions view fairness startup restarts data end_to_end recording order soak commit compaction deterministic losses weights trainer_scaling trainers; do \
+	for name in codec bus control large_groups large_ring answers encryption packing prefixes trajectories sessions view fairness startup restarts data end_to_end recording order soak commit compaction deterministic losses weights trainer_scaling trainers; do \
 		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; done
 
 # The script of docs/howto/trl.md here and in TRL, on the same completions: about a minute for each of 25 cases.

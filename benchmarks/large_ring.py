@@ -51,7 +51,7 @@ RINGS = {
     "whole ring": ("packer", "trainer", "inference", "reward", "rollout"),
     "packer full": ("packer", "trainer", "double"),
 }
-STEPS = {"whole ring": [(4, 3, 1)], "packer full": [(28, 1, 4)]}
+STEPS = {"whole ring": [(4, 3, 1)], "packer full": [(4, 3, 1), (32, 1, 2)]}
 """Groups of a step, `packer.max_async_level`, and ranks of the trainer."""
 
 
@@ -323,11 +323,7 @@ def main() -> None:
     parser.add_argument("--rings", default=",".join(RINGS))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = [
-        measure(ring, *step, arguments.seconds)
-        for ring in arguments.rings.split(",")
-        for step in STEPS[ring]
-    ]
+    rows = [measure(ring, *step, arguments.seconds) for ring in arguments.rings.split(",") for step in STEPS[ring]]
     publish({"large_ring": rows}, rows, arguments.json)
 
 

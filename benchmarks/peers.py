@@ -325,8 +325,11 @@ class LonePacker:
         return group.model_copy(update=stamped | named)
 
     def close(self) -> None:
-        """Close the ledger."""
+        """End the packer's threads and close the ledger."""
         self.packer._inbox.close()
+        self.packer.batches.close()
+        if self.packer._backups is not None:
+            self.packer._backups.close()
         self.packer.store.close()
 
 

@@ -38,10 +38,14 @@ Frame = Sized
 """Flat buffer whose length is its number of bytes: `bytes`, a memoryview of bytes, `zmq.Frame`."""
 
 
-def encode(message: Message) -> list[bytes | memoryview]:
+def encode(message: Message, *, in_parts: bool = False) -> list[bytes | memoryview]:
     """Return the frames of a message.
 
     Large arrays share memory with the message, so the message must not change until the frames are sent.
+
+    Args:
+        message: the message.
+        in_parts: True if the frames travel in parts (`bus.parts`): then frames and message may be larger.
 
     Raises:
         MessageTooLargeError: the message is beyond a bound of the receivers.
@@ -78,7 +82,7 @@ def encode(message: Message) -> list[bytes | memoryview]:
                 "groups or completions at a time, are needed"
             )
     frames[0] = _local.packer.pack((message.kind, message.version, header))
-    _check_sizes(message, frames, names)
+    _check_sizes(message, frames, names, in_parts=in_parts)
     return frames
 
 
@@ -87,6 +91,7 @@ def decode(
     header_bytes: int | None = None,
     kinds: Mapping[str, type[Message]] = MESSAGE_TYPES,
     tables: Mapping[str, Neighbours] = MappingProxyType({}),
+    most_bytes: int | None = None,
 ) -> Message:
     """Return the message in received frames.
 
@@ -95,14 +100,16 @@ def decode(
         header_bytes: most bytes of frame 0; default: the limit of the data plane.
         kinds: types of messages by kind; default: those of the bus.
         tables: messages received before that this one may name (`Message.apart`), by name.
+        most_bytes: most bytes of all frames; default: the limit of a message.
 
     Raises:
         DecodeError: the frames are no valid message. No other exception leaves this function.
     """
     # before anything is parsed: parsing takes far more memory than the bytes received
     size = num_bytes(frames)
-    if size > limits.MESSAGE_BYTES:
-        raise DecodeError("oversize", f"{size} bytes, at most {limits.MESSAGE_BYTES} are allowed")
+    most = most_bytes or limits.MESSAGE_BYTES
+    if size > most:
+        raise DecodeError("oversize", f"{size} bytes, at most {most} are allowed")
     message_type, header = _open_header(frames, header_bytes or limits.DATA_HEADER_BYTES, kinds)
     if message_type.apart:
         name = header.get(message_type.apart)
@@ -184,7 +191,9 @@ def header_limit(message: Message) -> int:
     return limits.DATA_HEADER_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_HEADER_BYTES
 
 
-def _check_sizes(message: Message, frames: Sequence[bytes | memoryview], names: Sequence[str]) -> None:
+def _check_sizes(
+    message: Message, frames: Sequence[bytes | memoryview], names: Sequence[str], *, in_parts: bool
+) -> None:
     """Check the sizes of the header, of each further frame, with its name, and of the whole message.
 
     Raises:
@@ -203,6 +212,7 @@ def _check_sizes(message: Message, frames: Sequence[bytes | memoryview], names: 
             )
         )
     largest = limits.DATA_FRAME_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_FRAME_BYTES
+    largest = limits.BATCH_BYTES if in_parts else largest
     # not strict: a kind without texts has a frame less
     for name, frame in zip(names, frames[1:], strict=False):
         if len(frame) > largest:
@@ -211,6 +221,7 @@ def _check_sizes(message: Message, frames: Sequence[bytes | memoryview], names: 
                 "lower packer.groups_per_step, rollout.group_size or rollout.max_tokens"
             )
     most = limits.MESSAGE_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_MESSAGE_BYTES
+    most = limits.BATCH_BYTES if in_parts else most
     if num_bytes(frames) > most:
         raise MessageTooLargeError(
             f"a {kind} has {num_bytes(frames)} bytes, and {most} are the most that travel; "

@@ -102,6 +102,10 @@ class Inbox:
         """
         drop_fenced(self.counts, reason, message, str(getattr(message, "sender", "packer")))
 
+    def refuse(self, error: DecodeError) -> None:
+        """Count and log messages that together are none."""
+        drop(self.counts, error, "packer")
+
     def close(self) -> None:
         """Stop receiving. Queued messages are dropped; their senders keep copies and send again."""
         self._socket.close()

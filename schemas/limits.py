@@ -17,8 +17,12 @@ DATA_HEADER_BYTES = 4 * MIB
 DATA_FRAME_BYTES = 64 * MIB
 TOKEN_BYTES = 4
 """Bytes of a token id, a logprob or an advantage. The longest arrays of a message have one such number per token."""
+BATCH_TOKEN_BYTES = 21
+"""Bytes of a token in a batch: five arrays of TOKEN_BYTES, and the mask."""
 FRAMES = 40
 MESSAGE_BYTES = 512 * MIB
+BATCH_BYTES, PART_BYTES = 16384 * MIB, 32 * MIB
+"""Bytes of a trainer rank's batch, and of a part: batches beyond a message travel in parts."""
 IMAGES, GROUP_IMAGES, IMAGES_BYTES = 64, 1024, 256 * MIB
 """Images of a prompt, of a group whose trajectories have different ones, and the bytes of either together."""
 IMAGE_PIXELS = 178_956_970
@@ -108,6 +112,7 @@ TABLE = (
     Limit("data: frame", DATA_FRAME_BYTES, "bytes", "16.7 million tokens, or the texts of a group"),
     Limit("frames of a message", FRAMES, "frames", "the largest kind of message has 17, and its images at most 17"),
     Limit("message", MESSAGE_BYTES, "bytes", "seven arrays of 16.7 million tokens"),
+    Limit("batch of a rank", BATCH_BYTES, "bytes", "818 million tokens; above 64 MiB in parts of 32 MiB"),
     Limit("images of a prompt", IMAGES, "images", "environments[].images.max_images is lower"),
     Limit("images of a group", GROUP_IMAGES, "images", "16 in each of 64 trajectories with an environment"),
     Limit("bytes of a group's images", IMAGES_BYTES, "bytes", "half of a message"),

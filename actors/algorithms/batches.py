@@ -5,7 +5,7 @@ from the pool with one index array, so a step costs a few dozen numpy calls, wha
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from schemas.config import RunConfig
 from schemas.messages import SEGMENT_VERSION, ImagePlace, ScoredGroup, StepBatch
 
 Ints = NDArray[np.int64]
+LONG_SPAN = 256
+"""Mean number of tokens from which on spans are copied one by one."""
 BUNDLES_PER_ROW = (1, 2, 4, 8)
 """Bundles of a group's samples that are tried have at most the capacity divided by each of these."""
 
@@ -143,8 +145,10 @@ class _TokenArena:
         prompts = _joined((np.diff(group.prompt_offsets) for group in groups), np.int64)
         # one value per segment of a sample (a run of tokens by the same policy), repeated over its tokens
         segments = _joined((np.diff(g.segments[:, 0], append=g.token_ids.size) for g in groups), np.int64)
-        versions = np.repeat(_joined((g.segments[:, SEGMENT_VERSION] for g in groups), np.int64), segments)
-        temperatures = np.repeat(_joined((g.segment_temperatures for g in groups), np.float32), segments)
+        versions = repeated(
+            _joined((g.segments[:, SEGMENT_VERSION].astype(np.int32) for g in groups), np.int32), segments
+        )
+        temperatures = repeated(_joined((g.segment_temperatures for g in groups), np.float32), segments)
         self.lengths: Ints = _joined((np.diff(group.sample_offsets) for group in groups), np.int64)
         self.completions = _numbered([(g.sample_completions, g.num_completions) for g in groups])
         self._prompts = _numbered([(g.sample_prompts, g.prompt_offsets.size - 1) for g in groups])
@@ -170,10 +174,10 @@ class _TokenArena:
         self._content = _content(self._token_ids, self._image_places)
         self._per_token = {
             "loss_mask": self._behind_prompts(0, left),
-            "logprobs": self._behind_prompts(0.0, _joined((group.logprobs for group in groups), np.float32)),
+            "logprobs": self._behind_prompts(0.0, *(group.logprobs for group in groups)),
             "advantages": self._behind_prompts(0.0, advantages),
             "temperatures": self._behind_prompts(1.0, temperatures),
-            "versions": self._behind_prompts(0, versions.astype(np.int32)),
+            "versions": self._behind_prompts(0, versions),
         }
 
     def samples_of(self, completions: Ints) -> Ints:
@@ -259,8 +263,8 @@ class _TokenArena:
         order, shared = nested(tokens, prompts)
         return samples[order].tolist(), shared
 
-    def _behind_prompts(self, fill: float, values: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate([np.full(self._num_prompt_tokens, fill, values.dtype), values])
+    def _behind_prompts(self, fill: float, *values: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([np.full(self._num_prompt_tokens, fill, values[0].dtype), *values])
 
     def take(self, samples: Ints, shared: Ints) -> dict[str, Any]:
         """Return the fields of a StepBatch with these samples, in this order, prompt before completion.
@@ -272,9 +276,7 @@ class _TokenArena:
         # two spans per sample, (B, 2): the prompt, shared by the samples of a group, and the completion
         starts = np.stack([self._prompt_starts[samples], self._num_prompt_tokens + self._starts[samples]], axis=1)
         lengths = np.stack([self.prompt_lengths[samples], self.lengths[samples]], axis=1)
-        bounds = _offsets(lengths.ravel())
-        # indices of all spans, one span after the other: starts [7, 0] with lengths [2, 3] are 7, 8, 0, 1, 2
-        places = np.arange(bounds[-1]) + np.repeat(starts.ravel() - bounds[:-1], lengths.ravel())
+        part = spans_of(starts.ravel(), lengths.ravel())
         return {
             "sample_offsets": _offsets(lengths.sum(axis=1)),
             "prompt_lengths": lengths[:, 0].copy(),
@@ -285,9 +287,9 @@ class _TokenArena:
             "rewards": self._rewards[samples],
             "rl_weights": self.rl[samples],
             "ref_kl_weights": self.ref_kl[samples],
-            "token_ids": self._token_ids[places],
+            "token_ids": part(self._token_ids),
             **self._images_of(starts, lengths, shared),
-        } | {name: values[places] for name, values in self._per_token.items()}
+        } | {name: part(values) for name, values in self._per_token.items()}
 
     def _images_of(self, starts: Ints, lengths: Ints, shared: Ints) -> dict[str, Any]:
         """Return the images of samples, each once, and their places outside of shared tokens; empty without images.
@@ -365,6 +367,35 @@ def _shares(loss_tokens: Ints, trained: NDArray[np.bool_], completions: Ints) ->
     tokens = np.bincount(completions, loss_tokens * trained, num_completions)[completions]
     samples = np.bincount(completions, trained, num_completions)[completions]
     return np.where(tokens > 0, loss_tokens / np.maximum(tokens, 1), 1 / np.maximum(samples, 1)).astype(np.float32)
+
+
+def repeated(values: NDArray[Any], counts: Ints) -> NDArray[Any]:
+    """Return `np.repeat(values, counts)`, both (S,), without holding up other threads for long.
+
+    numpy keeps Python's lock while it repeats, for a second with 200 million tokens; a slice is filled without it.
+    """
+    bounds = _offsets(counts)
+    if bounds[-1] < LONG_SPAN * len(counts):
+        return np.repeat(values, counts)
+    found = np.empty(bounds[-1], values.dtype)
+    for value, start, end in zip(values.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        found[start:end] = value
+    return found
+
+
+def spans_of(starts: Ints, lengths: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return a function that joins spans of an array: starts [7, 0] with lengths [2, 3] are places 7, 8, 0, 1, 2.
+
+    Args:
+        starts: (S,).
+        lengths: (S,).
+    """
+    bounds = _offsets(lengths)
+    if bounds[-1] >= LONG_SPAN * len(lengths):  # copies are faster than an index of eight bytes per token
+        spans = [slice(start, start + length) for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+        return lambda values: _joined((values[span] for span in spans), values.dtype.type)
+    places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
+    return lambda values: values[places]
 
 
 def _joined(parts: Iterable[NDArray[Any]], dtype: type) -> NDArray[Any]:

@@ -9,7 +9,7 @@ columns of the data, and conversations with an environment.
 from dataclasses import dataclass
 
 from schemas.config import RunConfig
-from schemas.limits import DATA_FRAME_BYTES, MESSAGE_BYTES, TOKEN_BYTES
+from schemas.limits import BATCH_BYTES, DATA_FRAME_BYTES, MESSAGE_BYTES, TOKEN_BYTES
 
 TEXT_BYTES = 4.0
 """Bytes of text per token: of English and of code with vocabularies of 32 000 tokens and more."""
@@ -127,8 +127,7 @@ def sizes(config: RunConfig, image_bytes: float = 0.0) -> list[Size]:
         Size("group", group, of_group, MESSAGE_BYTES),
         Size("largest array of a group", rollout.group_size * tokens * TOKEN_BYTES, of_group, DATA_FRAME_BYTES),
         Size("groups of a step", step, "packer.groups_per_step"),
-        Size("batch of a rank", batch, of_batch, MESSAGE_BYTES),
-        Size("largest array of a batch", samples * packer.sequence_len * TOKEN_BYTES, of_batch, DATA_FRAME_BYTES),
+        Size("batch of a rank", batch, of_batch, BATCH_BYTES),
         Size("groups in the packer's memory", in_memory, "packer.memory_bytes, packer.max_async_level"),
         Size("batches in the packer's memory", BATCHES_KEPT * ranks * batch, "packer.groups_per_step"),
         Size("ledger on disk", steps_in_ledger(config) * step, of_ledger),

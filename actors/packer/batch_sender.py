@@ -2,7 +2,8 @@
 
 Consumes composed steps and the heartbeats of ranks, both from the machine. Emits a StepBatch per rank and step. Never
 waits: a batch without room in the socket, or not confirmed for `bus.resend_after`, is offered again in a later round
-(P18: a batch built again is the same). The batches of a large step are built in a thread, so that the round goes on.
+(P18: a batch built again is the same). The batches of a large step are built in a thread, so that the round goes on,
+and travel in parts.
 """
 
 import contextlib
@@ -21,12 +22,15 @@ from actors.process.fault_points import point
 from actors.telemetry.spans import span
 from bus import threads
 from bus.data import Outbox
+from bus.parts import messages_of
 from schemas.config import RunConfig
 from schemas.errors import ConfigError, ProtocolError
-from schemas.messages import ScoredGroup, StepBatch, TrainerHeartbeat, drop_fields
+from schemas.messages import BatchPart, ScoredGroup, StepBatch, TrainerHeartbeat, drop_fields
 
 log = structlog.get_logger("packer")
 
+Messages = list[StepBatch | BatchPart]
+"""A batch: one message, or its parts."""
 ADDRESS_LOG_SECONDS = 5.0
 """Shortest time between two log lines about unusable addresses."""
 INLINE_BYTES = 16 << 20
@@ -52,9 +56,11 @@ class BatchSender:
         self._next_address_log = 0.0
         self._sent: dict[tuple[str, int], float] = {}
         """Time at which a rank (by identity) was last sent the batch of a step."""
-        self._built: dict[tuple[int, int], list[StepBatch]] = {}
-        """Batches of all ranks, by (step, incarnation)."""
-        self._building: dict[tuple[int, int], Future[list[StepBatch]]] = {}
+        self._parts_sent: dict[tuple[str, int], int] = {}
+        """Number of messages of a step's batch that a rank (by identity) was sent, while there are more."""
+        self._built: dict[tuple[int, int], list[Messages]] = {}
+        """Messages of the batches of all ranks, by (step, incarnation)."""
+        self._building: dict[tuple[int, int], Future[list[Messages]]] = {}
         """Batches of large steps that the thread builds, or has built."""
         self._builder: threads.Workers | None = None
 
@@ -69,14 +75,15 @@ class BatchSender:
         # times of confirmed batches, and of ranks that are gone, are of no more use
         still = {(identity, step.step) for identity, _, step in wanted}
         self._sent = {key: at for key, at in self._sent.items() if key in still}
+        self._parts_sent = {key: number for key, number in self._parts_sent.items() if key in still}
         for identity, heartbeat, step in wanted:
             sent = self._sent.get((identity, step.step))
             # sent and not confirmed: the batch may have got lost, so it is sent again later
             if sent is not None and now - sent < self._config.bus.resend_after:
                 continue
             outbox = self._outbox(identity, heartbeat)
-            batch = self._batch(step, heartbeat.rank) if outbox is not None else None
-            if outbox is not None and batch is not None and outbox.try_send(batch):
+            messages = self._messages(step, heartbeat.rank) if outbox is not None else None
+            if outbox is not None and messages and self._offer(outbox, messages, (identity, step.step)):
                 self._sent[identity, step.step] = now
                 point("packer.between_ranks")
             else:
@@ -112,8 +119,17 @@ class BatchSender:
                     log.warning("trainer gets no batches", peer=identity, detail=str(error))
         return self.outboxes.get(identity)
 
-    def _batch(self, step: Step, rank: int) -> StepBatch | None:
-        """Return the batch of a rank; None while a thread builds it.
+    def _offer(self, outbox: Outbox, messages: Messages, key: tuple[str, int]) -> bool:
+        """Send the messages of a batch that are not sent yet, while there is room. Return whether all are sent."""
+        number = self._parts_sent.pop(key, 0)
+        while number < len(messages) and outbox.try_send(messages[number]):
+            number += 1
+        if number < len(messages):
+            self._parts_sent[key] = number
+        return number == len(messages)
+
+    def _messages(self, step: Step, rank: int) -> Messages | None:
+        """Return the messages of a rank's batch; None while a thread builds it.
 
         P18: batches are a pure function of payloads, ordinals, ranks and settings.
         """
@@ -127,7 +143,7 @@ class BatchSender:
             self._built[key] = batches
         return self._built[key][rank]
 
-    def _batches(self, key: tuple[int, int], step: Step) -> list[StepBatch] | None:
+    def _batches(self, key: tuple[int, int], step: Step) -> list[Messages] | None:
         """Build the batches of a step, or have them built; None until they are."""
         building = self._building.get(key)
         if building is not None and not building.done():
@@ -156,7 +172,7 @@ class BatchSender:
         self._building[key].add_done_callback(lambda _: self._on_built())
         return None
 
-    def _build(self, groups: list[ScoredGroup], header: dict[str, Any]) -> list[StepBatch]:
+    def _build(self, groups: list[ScoredGroup], header: dict[str, Any]) -> list[Messages]:
         threads.mark("packer.batches")
         with span("pack", step=header["step"]):
-            return batches_of_step(groups, self._config, **header)
+            return [messages_of(batch) for batch in batches_of_step(groups, self._config, **header)]

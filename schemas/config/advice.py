@@ -135,6 +135,7 @@ def _reached_by_nobody(config: RunConfig) -> Iterator[str]:
 def _larger_than_travels(config: RunConfig) -> Iterator[str]:
     """Warn of groups and batches above the limits of a message, should all completions be of maximum length."""
     most, size = limits.DATA_FRAME_BYTES // limits.TOKEN_BYTES, config.rollout.group_size
+    most_of_batch = limits.BATCH_BYTES // limits.BATCH_TOKEN_BYTES
     group = size * min(config.rollout.max_tokens, config.packer.sequence_len)
     if group > most:
         yield (
@@ -144,10 +145,10 @@ def _larger_than_travels(config: RunConfig) -> Iterator[str]:
     # rounded up: the share of the rank with the most samples
     completions = -(-config.packer.groups_per_step * size // config.trainer.num_ranks)
     batch = completions * config.packer.sequence_len
-    if batch > most:
+    if batch > most_of_batch:
         yield (
             f"packer.groups_per_step: {completions} samples of up to packer.sequence_len "
-            f"{config.packer.sequence_len} for each rank are up to {batch} tokens, and a batch holds {most}; "
+            f"{config.packer.sequence_len} for each rank are up to {batch} tokens, and a batch holds {most_of_batch}; "
             "a step with more ends the run after it has been sampled. Lower packer.groups_per_step, rollout.group_size "
             "or packer.sequence_len, or use more ranks (trainer.num_ranks)"
         )

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from schemas.messages.base import FORMAT, Frozen, Message, check_name
-from schemas.messages.batch import DroppedOrdinal, StepBatch, drop_fields
+from schemas.messages.batch import BatchPart, DroppedOrdinal, StepBatch, drop_fields
 from schemas.messages.control import (
     ActorPhase,
     ActorTask,
@@ -65,7 +65,7 @@ from schemas.messages.groups import (
     single_turn,
 )
 
-DATA_KINDS: tuple[type[Message], ...] = (RolloutGroup, ScoredGroup, StepBatch)
+DATA_KINDS: tuple[type[Message], ...] = (RolloutGroup, ScoredGroup, StepBatch, BatchPart)
 HEARTBEAT_KINDS: tuple[type[Heartbeat], ...] = (
     RolloutHeartbeat,
     RewardHeartbeat,
@@ -138,6 +138,7 @@ __all__ = [
     "ActorPhase",
     "ActorTask",
     "AttemptFailure",
+    "BatchPart",
     "CheckpointInfo",
     "Directive",
     "DroppedOrdinal",

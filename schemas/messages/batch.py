@@ -1,4 +1,4 @@
-"""Message of a training step: the packed batch of a trainer rank.
+"""Messages of a training step: the packed batch of a trainer rank, whole or in parts.
 
 Axes: B samples, N tokens, M micro-batches, U minibatches, K groups of a step, D dropped ordinals.
 """
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from schemas import arrays
+from schemas import arrays, limits
 from schemas.messages.base import Frozen, Listed, Message
 from schemas.messages.groups import ImagePlace, check_places_name_images
 
@@ -160,6 +160,8 @@ class StepBatch(Message):
             raise ValueError(
                 f"sample_shared: the row holds {held[b - 1]} tokens of sample {b - 1}, sample {b} shares {shared[b]}"
             )
+        if not followers.size:  # the copy of all tokens would be for nothing
+            return
         # as bytes: slices of numpy would take most of the time
         ids, starts = self.token_ids.tobytes(), (self.sample_offsets * self.token_ids.itemsize).tolist()
         lengths = (shared[followers] * self.token_ids.itemsize).tolist()
@@ -218,6 +220,45 @@ class StepBatch(Message):
     def num_minibatches(self) -> int:
         """Number of minibatches U, the same on every rank."""
         return int(self.minibatch_offsets.size - 1)
+
+
+class BatchPart(Message):
+    """Part of a StepBatch that is larger than a message: bytes of its frames, joined in their order.
+
+    All parts of a batch name its frames; parts in any order, without gap or overlap, are the batch.
+    """
+
+    kind: ClassVar[str] = "batch_part"
+
+    term: int
+    """As in the batch, and so the next four: a part is dropped where the batch would be."""
+    incarnation: int
+    rank: int
+    step: int
+    frame_bytes: Listed[int]
+    """Bytes of each frame of the batch."""
+    start: int
+    """First byte of this part among those of all frames."""
+    data: arrays.UInt8_N
+    """Shape (N,). Bytes of this part."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole batch."""
+        return sum(self.frame_bytes)
+
+    def check(self) -> None:
+        """Check that the part is within the frames, and these within the limits.
+
+        Raises:
+            ValueError: names the field.
+        """
+        if not 1 <= len(self.frame_bytes) <= limits.FRAMES or min(self.frame_bytes) < 0:
+            raise ValueError(f"frame_bytes: sizes of 1 to {limits.FRAMES} frames, got {len(self.frame_bytes)}")
+        if self.num_bytes > limits.BATCH_BYTES:
+            raise ValueError(f"frame_bytes: {limits.BATCH_BYTES} bytes at most, got {self.num_bytes}")
+        if not self.data.size or not 0 <= self.start <= self.num_bytes - self.data.size:
+            raise ValueError(f"start: {self.data.size} bytes from {self.start} on are not in {self.num_bytes}")
 
 
 def drop_fields(dropped: Sequence[DroppedOrdinal]) -> dict[str, Any]:

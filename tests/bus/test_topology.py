@@ -15,7 +15,7 @@ from bus.topology import CONTROL_HWM, EDGES, Addresses, describe, milliseconds
 from schemas import limits
 from schemas.config import RunConfig, check_tree
 from schemas.errors import ConfigError
-from schemas.messages import MESSAGE_TYPES
+from schemas.messages import DATA_KINDS, MESSAGE_TYPES
 from tests.ports import free_port
 
 
@@ -67,7 +67,9 @@ def test_edges_carry_messages_that_exist() -> None:
         "ScoredGroup",
         "StepBatch",
     }
-    assert {"RolloutGroup", "ScoredGroup", "StepBatch"} <= names
+    # a part stands for its batch
+    assert {kind.__name__ for kind in DATA_KINDS} - {"BatchPart"} == {"RolloutGroup", "ScoredGroup", "StepBatch"}
+    assert {kind.__name__ for kind in DATA_KINDS} <= names
 
 
 def test_addresses_of_one_run_are_the_same_in_each_process_and_differ_between_runs() -> None:

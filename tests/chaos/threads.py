@@ -69,6 +69,7 @@ THREADS = (
 )
 ELSEWHERE = {
     "'fake-engine'": "test_work_whose_result_nobody_reads_ends_the_process_when_it_raises",  # of a double
+    "'step-batches'": "test_an_error_of_packing_ends_the_packer",  # only with steps of many tokens
     "'micro-batches'": "test_an_error_is_raised_when_its_micro_batch_is_due",  # on a GPU alone
     "'abort'": "test_an_abort_that_hangs_or_fails_holds_no_exit_up",  # over NCCL alone
     "'upload'": "test_a_hub_that_fails_is_asked_again_up_to_a_limit",  # only with push_to_hub

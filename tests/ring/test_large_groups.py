@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from actors.ledger.payload_files import PayloadFiles, Place, folder_of
 from actors.ops.recorded_steps import RecordedSteps
+from schemas import limits
 from tests.ring.harness import check_promise, ring
 from tests.ring.test_resume import level_0, weights_of
 
@@ -19,9 +20,13 @@ def numbers(ledger: Path) -> set[int]:
     return {int(path.name) for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-@pytest.mark.parametrize("memory_bytes", [1, 1 << 30], ids=["each group is read from its file", "all in memory"])
+@pytest.mark.parametrize(
+    ("memory_bytes", "in_parts"),
+    [(1, False), (1 << 30, False), (1, True)],
+    ids=["each group is read from its file", "all in memory", "batches are built in a thread and travel in parts"],
+)
 def test_a_packer_that_crashes_goes_on_with_the_groups_in_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, in_parts: bool
 ) -> None:
     """The weights are those of a run with all groups in SQLite, and files go when their groups are durable."""
     slow = {"engine": {"type": "fake", "token_seconds": 0.003}}
@@ -33,6 +38,10 @@ def test_a_packer_that_crashes_goes_on_with_the_groups_in_files(
 
     monkeypatch.setattr("actors.ledger.payload_files.MIN_BYTES", 1)
     monkeypatch.setattr("actors.ledger.payload_files.FILE_BYTES", 1000)
+    if in_parts:
+        monkeypatch.setattr("actors.packer.batch_sender.INLINE_BYTES", 0)
+        monkeypatch.setattr("bus.parts.WHOLE_BYTES", 0)
+        monkeypatch.setattr(limits, "PART_BYTES", 500)
     config = level_0(tmp_path / "files", inference=slow)
     config = config.model_copy(update={"packer": config.packer.model_copy(update={"memory_bytes": memory_bytes})})
     seen: set[int] = set()

@@ -136,11 +136,12 @@ def test_steps_of_the_ledger_follow_the_keys(tmp_path: Path) -> None:
 
 
 def test_check_names_the_keys_of_what_is_too_large(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A group of 64 answers of 32 768 tokens travels; a step of 16 such groups is more than one batch holds."""
+    """A group of 64 answers of 32 768 tokens travels, and a step of 256; a batch holds fewer than 512 such groups."""
     path = tmp_path / "run.yaml"
-    path.write_text(dump_config(shaped(tmp_path, 64, 32_768, 16)))
-    main(["check", str(path), "--sizes"])
-    lines = {line[:34].strip(): line for line in capsys.readouterr().out.splitlines()}
-    assert "LIMIT" not in lines["group"]
-    assert "MORE THAN THE LIMIT of 512 MiB" in lines["batch of a rank"]
+    for groups, refused in ((256, False), (512, True)):
+        path.write_text(dump_config(shaped(tmp_path, 64, 32_768, groups)))
+        main(["check", str(path), "--sizes"])
+        lines = {line[:34].strip(): line for line in capsys.readouterr().out.splitlines()}
+        assert "LIMIT" not in lines["group"]
+        assert ("MORE THAN THE LIMIT of 16 GiB" in lines["batch of a rank"]) == refused
     assert "packer.groups_per_step, packer.sequence_len" in lines["batch of a rank"]

@@ -5,7 +5,9 @@ import pytest
 
 from actors.trainer.inbox import BatchInbox
 from bus.data import Inbox, Outbox
+from bus.parts import messages_of
 from bus.topology import Addresses
+from schemas import limits
 from schemas.messages import StepBatch, drop_fields
 from tests.ring.harness import PATIENCE_SECONDS, ring_config, wait_until
 
@@ -100,3 +102,58 @@ def test_batches_whose_prefixes_are_wrong_are_refused_and_the_next_one_is_taken(
     assert outbox.try_send(batch(2))
     assert batches.take(2, PATIENCE_SECONDS).step == 2
     assert batches.counts.dropped["bad_header"] == len(wrong)
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Each batch travels in parts of 200 bytes."""
+    monkeypatch.setattr("bus.parts.WHOLE_BYTES", 0)
+    monkeypatch.setattr(limits, "PART_BYTES", 200)
+
+
+def test_a_batch_in_parts_arrives_once_it_is_whole(edge, in_parts):
+    """Sent twice, the second time after the step has been taken: said once, and nothing stays."""
+    batches, outbox, said = edge
+    *first, last = messages_of(batch(1))
+    for message in first:
+        assert outbox.try_send(message)
+    wait_until(lambda: batches.counts.num_messages == len(first), "all but the last have come")
+    assert batches.take(1, 0.0) is None
+    assert said == []
+    assert outbox.try_send(last)
+    assert batches.take(1, PATIENCE_SECONDS).equals(batch(1))
+    wait_until(lambda: said == [[1]], "its arrival is said")
+    outbox.try_send(batch(2))
+    assert batches.take(2, PATIENCE_SECONDS).step == 2
+    for message in (*messages_of(batch(1)), batch(3)):
+        assert outbox.try_send(message)
+    wait_until(lambda: said[-1] == [2, 3], "the parts sent again are dropped")
+    assert batches._unfinished == {}
+
+
+def test_parts_for_an_earlier_gang_or_of_an_older_packer_complete_nothing(edge, in_parts):
+    """All but one part of the old batch, then the new one: the batch is the new one, and parts of the old one go."""
+    batches, outbox, _ = edge
+    for old, new in ((batch(1), batch(1, term=2)), (batch(5, term=2), batch(6, incarnation=2, term=2))):
+        for message in messages_of(old)[:-1]:
+            assert outbox.try_send(message)
+        wait_until(lambda old=old: old.step in batches._unfinished, "parts of the old batch are here")
+        batches.follow("r", new.term)
+        if new.incarnation != old.incarnation:
+            batches.accept("r", new.incarnation)
+        for message in (*messages_of(new), messages_of(old)[-1]):
+            assert outbox.try_send(message)
+        found = batches.take(new.step, PATIENCE_SECONDS)
+        assert (found.step, found.term, found.incarnation) == (new.step, new.term, new.incarnation)
+        assert batches._unfinished == {}
+
+
+def test_parts_that_are_no_batch_are_counted_and_dropped(edge, in_parts):
+    """The batch that is sent then arrives."""
+    batches, outbox, _ = edge
+    for message in messages_of(batch(1)):
+        outbox.try_send(message.model_copy(update={"data": message.data ^ 255}))
+    wait_until(lambda: sum(batches.counts.dropped.values()) == 1, "the parts are refused")
+    for message in messages_of(batch(1)):
+        outbox.try_send(message)
+    assert batches.take(1, PATIENCE_SECONDS).equals(batch(1))

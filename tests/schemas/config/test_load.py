@@ -496,7 +496,7 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
         ({"rollout__min_tokens": 4}, ("rollout.min_tokens", "0 does not")),
         ({"packer__pools": {"easy_threshold": 1.0}}, ("packer.pools", "never end")),
         (
-            {"packer__groups_per_step": 128, "rollout__group_size": 16, "packer__sequence_len": 8300},
+            {"packer__groups_per_step": 512, "rollout__group_size": 64, "packer__sequence_len": 33_000},
             ("packer.groups_per_step", "ends the run after it has been sampled"),
         ),
         (

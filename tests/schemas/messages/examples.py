@@ -19,6 +19,7 @@ from schemas.messages import (
     MESSAGE_TYPES,
     ActorTask,
     AttemptFailure,
+    BatchPart,
     CheckpointInfo,
     DroppedOrdinal,
     EngineAddress,
@@ -174,6 +175,16 @@ _ALL = (
         advantages=np.array([0, 0, 0.5, 0.5, 0, -0.5], np.float32),
         temperatures=np.ones(6, np.float32),
         versions=np.array([0, 0, 7, 8, 0, 7], np.int32),
+    ),
+    BatchPart(
+        run="r1",
+        term=2,
+        incarnation=1,
+        rank=0,
+        step=4,
+        frame_bytes=[3, 4],
+        start=2,
+        data=np.array([7, 8, 9, 10], np.uint8),
     ),
     RolloutHeartbeat(
         **HEARTBEAT_FIELDS, name="rollout-0", fingerprint="f" * 16, free_slots=2, failures=[FAILURE], holds=HOLDS
