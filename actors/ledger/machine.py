@@ -41,6 +41,7 @@ from actors.ledger.rows import (
     Settings,
     Step,
 )
+from actors.ledger.turns import Turns
 from actors.ledger.waiting import Offers
 from actors.ledger.weight_updates import PATIENCE_TIMEOUTS, Updates
 from schemas.errors import ProtocolError
@@ -99,6 +100,7 @@ class Machine:
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
         self.engines = Engines(self._changes)
         self.updates = Updates(term, PATIENCE_TIMEOUTS * settings.weights_timeout)
+        self.turns = Turns(settings.turns, term, now)
         labels = {example.environment for example in self._eval_examples}
         self.evaluations = Evaluations(settings, labels, self.groups, self._changes)
         self.peers = Peers(settings.lease)
@@ -262,6 +264,7 @@ class Machine:
         self._follow_evaluations()
         self._retarget_engines(now)
         self._compose()
+        self._take_turns()
         self._compact_steps()
         if not self.failure:
             self._grant(now)
@@ -333,6 +336,8 @@ class Machine:
 
         Steps named as received in the rank's heartbeat are left out.
         """
+        if not self.turns.may_use("trainer"):
+            return []
         heartbeats = self.peers.all(TrainerHeartbeat)
         wanted = []
         for identity in self.gang.members.values():
@@ -410,7 +415,7 @@ class Machine:
         self.evaluations.drop_unknown()
         self.digests = {ordinal: digests[ordinal] for ordinal in self.groups.settled}
         # holders have a lease to come back with their work: issued again now, it would be done twice
-        self._reissue_after = (now if listened is None else listened) + self.settings.lease
+        self._reissue_after = self.turns.first_at = (now if listened is None else listened) + self.settings.lease
         self._expected_holders = set(self.groups.held_by)
         if values.get("going_back"):
             self.rewind(**values["going_back"])
@@ -531,6 +536,17 @@ class Machine:
         if durable > self.durable_step:
             self._move(self.durable_step, durable, GroupState.DURABLE)
             self.durable_step = durable
+
+    def _take_turns(self) -> None:
+        """Give the devices to trainer or engines, by what is composed and by what the live ones hold."""
+        ranks = self.peers.all(TrainerHeartbeat)
+        of_the_gang = [ranks[i] for i in self.gang.members.values()]
+        composed = any(
+            rank.incarnation == self.gang.incarnation and rank.next_step in self.steps.composed for rank in of_the_gang
+        )
+        engines = self.peers.all(InferenceHeartbeat).values()
+        if self.turns.update(self._listened, ranks.values(), engines, composed):
+            self.tell_everybody()
 
     def _roll_back_to(self, checkpoint: int) -> None:
         """Move the steps after a checkpoint back to composed; a new lineage trains the same groups again (P18, P21)."""

@@ -134,6 +134,8 @@ class _Replies:
             "manifest": machine.engines.target,
             "update": machine.updates.current,
             "trainer_ready": self._trainer_ready,
+            "turn": machine.turns.number,
+            "has_turn": machine.turns.may_use("engines"),
         }
         return self._alike(InferenceDirective, tuple(own.values()), lambda: self._common | own)
 
@@ -218,6 +220,7 @@ class _Replies:
             # the trainer must not remove versions that an evaluation still needs
             keep_version=min([machine.settings.max_steps, *(v for v in versions if v is not None)]),
             update=machine.updates.current,
+            has_turn=machine.turns.may_use("trainer"),
         )
 
 

@@ -256,6 +256,8 @@ class Settings:
     group_timeout: float = 300.0
     reward_timeout: float = 300.0
     weights_timeout: float = 120.0
+    turns: bool = False
+    """Whether trainer and engines use devices in turns (`up.colocate: turns`)."""
     surplus: int = 0
     """Groups asked for beyond the need of a step (`surplus_groups`)."""
     shares: Mapping[str, float] = field(default_factory=dict)

@@ -43,6 +43,7 @@ def settings_of(config: RunConfig, shares: Mapping[str, float] | None = None) ->
         group_timeout=config.rollout.group_timeout,
         reward_timeout=config.reward.longest_seconds,
         weights_timeout=config.weights.timeout,
+        turns=config.up.colocate == "turns",
         sampling=config.rollout.sampling,
         temperature_schedule=config.rollout.temperature_schedule,
         max_tokens=config.rollout.max_tokens,

@@ -20,6 +20,8 @@ RunPhase = Literal["starting", "running", "finishing", "done", "failed"]
 """Phase of the run. `finishing`: all steps are trained, the last checkpoint or evaluation is under way."""
 EngineState = Literal["starting", "clean", "updating", "dirty", "quarantined"]
 """State of an engine. `clean`: serves a known policy; `dirty`: must load a whole version before new work."""
+DeviceUse = Literal["free", "wanted", "held"]
+"""Use of a device by a trainer rank. `wanted`: it waits for its turn to load; `held`: it loads or trains."""
 TrainerOrder = Literal["wait", "run", "exit", "finish"]
 """Order to a trainer rank. `exit`: the gang has broken, start over; `finish`: all steps are trained."""
 
@@ -356,6 +358,8 @@ class TrainerHeartbeat(Heartbeat):
     """Reason why the run can't continue, to be told to all actors; empty: none."""
     failed_update: UpdateFailure | None = None
     """Last update in channel `rendezvous` that failed at this rank."""
+    device: DeviceUse = "free"
+    """Use of the device that engines share, with `up.colocate: turns`; else always free."""
 
 
 class InferenceHeartbeat(Heartbeat):
@@ -388,6 +392,10 @@ class InferenceHeartbeat(Heartbeat):
     """Counter that grows while data of the current update arrive. The packer gives up an update without progress."""
     error: Words = ""
     """Cause of the engine's last trouble, for people; empty: none."""
+    turn: int = 0
+    """Newest `InferenceDirective.turn` that the engine has followed."""
+    holds_device: bool = False
+    """Whether the engine has memory of the device that it shares with the trainer (`up.colocate: turns`)."""
 
 
 class ObserverHeartbeat(Heartbeat):
@@ -513,6 +521,8 @@ class TrainerDirective(Directive):
     """Oldest published version that may still be requested."""
     update: WeightUpdate | None = None
     """Update for rank 0 to broadcast now; None: none."""
+    has_turn: bool = True
+    """False: the rank must not begin to load a model on the device, which engines use (`up.colocate: turns`)."""
 
 
 class InferenceDirective(Directive):
@@ -529,6 +539,10 @@ class InferenceDirective(Directive):
     trainer_ready: bool = False
     """True if the living gang has published, and so holds the memory of a step. An engine on a GPU of the trainer
     starts only then."""
+    turn: int = 0
+    """Number of the turn on devices that trainer and engines share; 0: no turns."""
+    has_turn: bool = True
+    """False: the engine gives the memory of its cache back, and samples nothing until its next turn."""
 
 
 class ObserverDirective(Directive):

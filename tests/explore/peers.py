@@ -17,8 +17,10 @@ from actors.ledger.witness import START, next_chain
 from bus.fence import Fence
 from schemas.messages import (
     CheckpointInfo,
+    DeviceUse,
     EnginePeer,
     Heartbeat,
+    InferenceDirective,
     Manifest,
     PolicyVersion,
     RewardDirective,
@@ -267,7 +269,31 @@ class Scorer(Watched, Reward):
 
 @dataclass
 class Server(Watched, Engine):
-    """An engine."""
+    """An engine. With turns it looks at a directive and acts upon it later, when there may be another one."""
+
+    order: tuple[int, bool] | None = None
+    """Number of the turn that it acts upon, and whether it is its own; None: it has looked at nothing new."""
+
+    @property
+    def can_look(self) -> bool:
+        """Whether there is an order about turns that it has not followed."""
+        told = self.directive
+        return (
+            isinstance(told, InferenceDirective)
+            and self.order is None
+            and told.turn != 0
+            and ((self.turn, self.holds_device) != (told.turn, told.has_turn))
+        )
+
+    def look(self) -> None:
+        """Look at the newest directive."""
+        assert isinstance(self.directive, InferenceDirective)
+        self.order = self.directive.turn, self.directive.has_turn
+
+    def follow(self) -> None:
+        """Take memory, or give it back, as was ordered when it looked."""
+        assert self.order is not None
+        (self.turn, self.holds_device), self.order = self.order, None
 
     @property
     def target(self) -> PolicyVersion | None:
@@ -282,12 +308,14 @@ class Server(Watched, Engine):
         return None if older else target
 
     def words(self) -> Hashable:
-        """What it serves."""
-        return self.policy
+        """What it serves, and what it holds."""
+        return self.policy, self.turn, self.holds_device
 
     def mind(self, names: Names) -> Hashable:
-        """What it shall serve."""
-        return self.target
+        """What it shall serve, and what it is told and about to do with the device."""
+        told = self.directive
+        turn = (told.turn, told.has_turn) if isinstance(told, InferenceDirective) else None
+        return self.target, self.order, turn
 
 
 @dataclass(frozen=True)
@@ -336,6 +364,8 @@ class Rank(Watched):
     num_ranks: int = 1
     save_every: int = 2
     last_step: int = 3
+    turns: bool = False
+    """Whether it says what it does with the device."""
     disk: Disk = field(default_factory=Disk)
     """As it is now."""
     seen: tuple[tuple[int, str], ...] = ()
@@ -350,7 +380,7 @@ class Rank(Watched):
     to_save: tuple[int, Checkpoint] | None = None
 
     def _given(self) -> dict[str, Any]:
-        names = ("name", "rank", "num_ranks", "save_every", "last_step", "disk")
+        names = ("name", "rank", "num_ranks", "save_every", "last_step", "disk", "turns")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -362,12 +392,12 @@ class Rank(Watched):
         """All that its heartbeat says."""
         published = tuple(manifest.policy for manifest in self.published)
         progress = (self.phase, self.incarnation, self.next_step, self.seen, tuple(sorted(self.batches)))
-        return *progress, published, self.reports
+        return *progress, published, self.reports, self.device
 
     def mind(self, names: Names) -> Hashable:
         """Its weights are the chain of what they were trained on."""
         chain = self.trained[-1].chain if self.trained else ""
-        return chain, self.to_publish, self.to_close, self.to_save, self._keep_version
+        return chain, self.to_publish, self.to_close, self.to_save, self._keep_version, self.has_turn
 
     def _fields(self) -> dict[str, Any]:
         return {
@@ -380,7 +410,22 @@ class Rank(Watched):
             "published": self.published,
             "reports": [StepReport(step=step, values={}) for step in self.reports],
             "received": np.array(sorted(self.batches), np.int64),
+            "device": self.device,
         }
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether it may load."""
+        return isinstance(self.directive, TrainerDirective) and self.directive.has_turn
+
+    @property
+    def device(self) -> DeviceUse:
+        """It loads, joins and publishes with the device, and trains the batches that it has."""
+        if not self.turns or self.over:
+            return "free"
+        if self.phase == "starting":
+            return "wanted"
+        return "held" if not self.incarnation or self.to_publish or self.batches else "free"
 
     def _obey(self, directive: TrainerDirective) -> None:
         self.reports = tuple(step for step in self.reports if step > directive.recorded_step)
@@ -406,7 +451,7 @@ class Rank(Watched):
     @property
     def can_read(self) -> bool:
         """Whether it has loaded, knows its run, and has not looked at the disk."""
-        return self.phase == "starting" and bool(self.run)
+        return self.phase == "starting" and bool(self.run) and self.has_turn
 
     def read(self) -> None:
         """Look which checkpoints there are."""

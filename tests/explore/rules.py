@@ -231,6 +231,13 @@ def check_ranks(ranks: "list[Rank]", disk: "Disk", stored: "Stored") -> None:
             demand(step == other, "P18", what)
 
 
+def check_turns(live: "list[Any]") -> None:
+    """Of those that nobody may take for gone, ranks and engines never hold memory of the device at once (P28)."""
+    held = [one.label for one in live if getattr(one, "device", "") == "held"]
+    engines = [one.label for one in live if getattr(one, "holds_device", False)]
+    demand(not held or not engines, "P28", f"{held} and {engines} hold the device at once")
+
+
 def check_disk(disk: "Disk", stored: "Stored") -> None:
     """The ledger has what a gang needs that goes on from any checkpoint that is kept (P21)."""
     first = min(disk.checkpoints, default=0)

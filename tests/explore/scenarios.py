@@ -24,4 +24,5 @@ FILTERS = scenario("all rewards equal for ever", max_resample_times=1, flat=FLAT
 FORKS = scenario("forked or rewound once", max_steps=4, save_every=1, forks=1, num_rewards=1)
 STRAYS = scenario("processes that are started by hand under a name that is taken", strays=("a0", "r0", "t0"))
 STRICT = scenario("engines wait for the groups of each version", strict_async_level=True, cursed=frozenset({"k1"}))
-ALL = (STEPS, ONE_STEP, DROPS, EVALS, COMPACTING, DEADLINES, FILTERS, FORKS, STRAYS, STRICT)
+TURNS = scenario("trainer and engine take turns on a device", turns=True, num_rollouts=1, num_rewards=1)
+ALL = (STEPS, ONE_STEP, DROPS, EVALS, COMPACTING, DEADLINES, FILTERS, FORKS, STRAYS, STRICT, TURNS)

@@ -159,6 +159,9 @@ class World:
             rules.check_ranks(self.all(Rank), self.disk, stored)
         if stored is not before.packer.stored or self.disk is not before.disk:
             rules.check_disk(self.disk, stored)
+        if settings.turns and self._owned.intersection(self.peers):
+            live = [peer for peer in (*self.all(Rank), *self.all(Server)) if self._is_steady(peer)]
+            rules.check_turns(live)
         if self.packer.over and not before.packer.over:
             rules.check_end(self.all(Rank), self.disk, settings, self.highest, stored)
 
@@ -478,6 +481,20 @@ class World:
         """Rank 0 publishes what it starts from."""
         self._rank_with(lambda rank: rank.to_publish, action).publish()
 
+    def _look(self, action: Action) -> None:
+        """An engine looks at whose turn it is."""
+        server = self._own(action.who)
+        if not server.can_look:
+            raise ImpossibleError(str(action))
+        server.look()
+
+    def _follow(self, action: Action) -> None:
+        """An engine does what it was told when it looked."""
+        server = self._own(action.who)
+        if server.order is None:
+            raise ImpossibleError(str(action))
+        server.follow()
+
     def _close(self, action: Action) -> None:
         """Rank 0 reports the step that it has published, and begins to save it if that is due."""
         self._rank_with(self._can_close, action).close()
@@ -524,7 +541,8 @@ class World:
         """What the engines serve that may sample a ticket (P10)."""
         ticket = sampler.held[hold]
         named = {identity_of(engine) for engine in sampler.engines}
-        served = [server.policy for server in self.all(Server) if server.policy and server.identity in named]
+        able = [server for server in self.all(Server) if server.holds_device or not self.scenario.settings.turns]
+        served = [server.policy for server in able if server.policy and server.identity in named]
         if ticket.policy:
             return [policy for policy in served if policy == ticket.policy]
         return [policy for policy in served if policy.version >= ticket.min_version]
@@ -535,6 +553,10 @@ class World:
         for server in self.all(Server):
             if server.target in published:
                 yield Action("load", server.label)
+            if server.can_look:
+                yield Action("look", server.label)
+            if server.order is not None:
+                yield Action("follow", server.label)
         for rank in self.all(Rank):
             yield from self._rank_work(rank)
         for sampler in self.all(Sampler):
@@ -638,6 +660,7 @@ def _peers(scenario: Scenario) -> Iterator[Watched]:
         given[f"e{number}"] = kinds["Server"], {}
     for rank in range(ranks):
         own = {"rank": rank, "num_ranks": ranks, "save_every": scenario.save_every, "last_step": last}
+        own["turns"] = scenario.settings.turns
         given[f"t{rank}"] = kinds["Rank"], own
     yield from (
         kind(name, boot=scenario.first_boot + BOOTS * i, **own) for i, (name, (kind, own)) in enumerate(given.items())

@@ -207,11 +207,14 @@ class Engine(Double):
     kind: ClassVar[type[Heartbeat]] = InferenceHeartbeat
     policy: PolicyVersion | None = None
     engine_state: str = "clean"
+    turn: int = 0
+    holds_device: bool = False
 
     def _fields(self) -> dict[str, Any]:
         engine_state = self.engine_state if self.policy else "starting"
         rest = {"load": 0, "generated_tokens": 0, "holds_two_versions": False, "update_seconds": {}}
-        return {"url": f"http://{self.identity}", "engine_state": engine_state, "policy": self.policy} | rest
+        device = {"turn": self.turn, "holds_device": self.holds_device}
+        return {"url": f"http://{self.identity}", "engine_state": engine_state, "policy": self.policy} | rest | device
 
     @property
     def target(self) -> PolicyVersion | None:
