@@ -59,7 +59,8 @@ class FakeEngine(WithoutForms):
         self._salt = b""
         self._lock = threading.Lock()
         self._executor = threads.Workers(16, "fake-engine")
-        self._closed = threading.Event()
+        self._closed, self._awake = threading.Event(), threading.Event()
+        self._awake.set()
         self._running = self._waiting = self._generated = 0
 
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
@@ -98,6 +99,15 @@ class FakeEngine(WithoutForms):
             self._policy, self._salt = policy, content.digest()
         return 0.0
 
+    def rest(self, timeout: float) -> None:
+        """Stop sampling before the next token."""
+        with self._lock:
+            self._awake.clear()
+
+    def wake(self, timeout: float) -> None:
+        """Go on."""
+        self._awake.set()
+
     def status(self) -> EngineStatus:
         """Return a snapshot of the engine's state."""
         return EngineStatus(self._policy, self._running, self._waiting, self._generated, 0.0)
@@ -132,6 +142,7 @@ class FakeEngine(WithoutForms):
         """Stop the threads; pending requests fail."""
         with self._lock:
             self._closed.set()
+            self._awake.set()
         self._executor.shutdown(wait=True)
 
     def _sample(self, request: SampleRequest, future: "Future[list[Completion]]") -> None:
@@ -145,6 +156,7 @@ class FakeEngine(WithoutForms):
         left = rows
         while left and not future.cancelled() and not self._closed.wait(self._config.token_seconds):
             for row in left:
+                self._awake.wait()
                 self._extend(row, request)
             left = [row for row in left if not row.completion.finish_reason]
         with self._lock:

@@ -138,6 +138,23 @@ def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> N
         raise RequestError(f"{name}: token ids must be from 0 to {vocab_size - 1}")
 
 
+class TakesTurns(Protocol):
+    """Engine that gives the memory of its cache back between two tokens, and goes on later."""
+
+    def rest(self, timeout: float) -> None:
+        """Stop between two tokens and give memory back. Requests stay, and new ones wait. No effect on one at rest.
+
+        Raises:
+            TimeoutError: the engine did not stop within `timeout` seconds.
+            EngineStoppedError: the engine has failed or been closed.
+        """
+        ...
+
+    def wake(self, timeout: float) -> None:
+        """Take memory again and go on. No effect on an engine that does not rest. Raises as `rest` does."""
+        ...
+
+
 class Engine(Protocol):
     """Engine in this process. All methods may be called from any thread."""
 

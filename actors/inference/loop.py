@@ -5,11 +5,13 @@ Consumes directives. Emits heartbeats with the engine's address, policy and load
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import structlog
 
-from actors.engines.protocol import Engine
+from actors.engines.protocol import Engine, TakesTurns
 from actors.inference.listening import listen
+from actors.inference.turns import EngineTurns
 from actors.inference.weight_updates import WeightUpdates
 from actors.process.membership import Drain, Membership
 from actors.process.tasks import task
@@ -57,6 +59,9 @@ class InferenceActor:
         self._counted_tokens, self._counted_seconds = 0, 0.0
         self.membership = Membership(config, InferenceHeartbeat, name)
         self.name, self.liveness = name, self.membership.liveness
+        self._turns: EngineTurns | None = None
+        if config.up.colocate == "turns":
+            self._turns = EngineTurns(self.membership, config.weights.timeout, POLL_SECONDS)
         receiver = make_receiver(self.membership.boot_id)
         self.updates = WeightUpdates(config, metrics, self.membership, self._drain, receiver)
 
@@ -86,7 +91,10 @@ class InferenceActor:
         )
         try:
             with span("wait for the trainer", waits=True, least=SHORT_SECONDS):
-                if self._shares_gpu and not self._wait_for_trainer():
+                if self._turns is not None:
+                    if not self._turns.wait(self._drain):
+                        return
+                elif self._shares_gpu and not self._wait_for_trainer():
                     return
             # loading takes minutes: heartbeats go on meanwhile, so the lease does not end
             with span("load engine"), task("start engine"):
@@ -143,7 +151,11 @@ class InferenceActor:
         """
         directive = self.membership.latest()
         if isinstance(directive, InferenceDirective):
-            self.updates.follow(engine, directive)
+            if self._turns is not None:
+                self._turns.follow(cast(TakesTurns, engine), directive)
+            # an engine at rest loads nothing: it takes the newest version once it has its turn
+            if self._turns is None or not self._turns.rests:
+                self.updates.follow(engine, directive)
         self.report(engine)
         status = engine.status()
         done = directive is not None and directive.phase == "done"

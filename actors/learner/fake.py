@@ -29,6 +29,9 @@ class FakeLearner:
     def warm_up(self) -> None:
         """Do nothing: there is no device."""
 
+    def release_memory(self) -> None:
+        """Do nothing: there is no device."""
+
     def step(self, batch: StepBatch, ranks: "Ranks", before: Sequence[StepBatch] = ()) -> dict[str, float]:
         """Fold the batches of all ranks into the digest; return made-up measurements."""
         self._before_step(batch)

@@ -205,6 +205,11 @@ class TorchLearner:
             self._compute_in_vain(dummy_micro_batch(self._device, length // sample_len, sample_len))
         self._optimizer.zero_grad(set_to_none=True)
 
+    def release_memory(self) -> None:
+        """Give the memory of activations back, which torch keeps for the next step. Weights and optimizer stay."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @property
     def inexact(self) -> str:
         """Reason why a step that is computed again may have other bits; empty if it has the same."""

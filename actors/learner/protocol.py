@@ -25,6 +25,10 @@ class Learner(Protocol):
         """
         ...
 
+    def release_memory(self) -> None:
+        """Give the memory back that only a step needs, to an engine that takes turns with this trainer on the GPU."""
+        ...
+
     @property
     def inexact(self) -> str:
         """Reason why a step that is computed again may have other bits; empty if it has the same."""

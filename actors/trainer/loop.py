@@ -87,7 +87,7 @@ class TrainerActor:
         shares_gpu: bool = False,
     ) -> None:
         self._config, self._metrics, self._make_learner, self._meet = config, metrics, make_learner, meet
-        self._shares_gpu = shares_gpu
+        self._shares_gpu, self._takes_turns = shares_gpu, config.up.colocate == "turns"
         self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
         self.membership = Membership(config, TrainerHeartbeat, name, self._pass_update_on)
         self.name, self.liveness = name, self.membership.liveness
@@ -133,6 +133,7 @@ class TrainerActor:
             published=[],
             reports=[],
             received=np.zeros(0, np.int64),
+            device="wanted" if self._takes_turns else "free",
         )
         self._batches.start()
         try:
@@ -177,6 +178,8 @@ class TrainerActor:
             if directive is None:
                 return
             self._config = self._config.with_steps(directive.max_steps)
+        if not self._wait_for_turn():
+            return
         with span("load model"), task("load model and optimizer"):
             learner = self._make_learner(self._config)
         # imported here, after the first heartbeat: torch is slow to import, and would keep the gang waiting
@@ -215,6 +218,7 @@ class TrainerActor:
         self._publish(learner, start)  # engines start from exactly these weights
         self._finish_gathers(learner)
         self.membership.report(published=self._published())
+        self._end_turn(learner)
         for step in range(start + 1, self._config.trainer.max_steps + 1):
             started = time.monotonic()
             batch: StepBatch | None = None
@@ -226,12 +230,36 @@ class TrainerActor:
                         return
             waited = time.monotonic() - started
             self._metrics.count("grpo_trainer_step_seconds_total", waited, phase="wait_batch")
+            if self._takes_turns:
+                self.membership.report(device="held")
             with span("step", step=step, ordinals=batch.ordinals.tolist()):
                 self._step(learner, ranks, batch, waited)
             with span("wait for ranks", waits=True, least=SHORT_SECONDS):
                 answers = ranks.exchange(b"leaving" if self._drain else b"")
+            self._end_turn(learner)
             if b"leaving" in answers:
                 return  # every rank leaves after the same step, so no rank waits for another that has left
+
+    def _wait_for_turn(self) -> bool:
+        """Wait until engines have given the device back, before a model is loaded there; return False if drained.
+
+        Raises:
+            StartOverError, PeerRefusedError, PackerSilentError: as `newest_order`.
+        """
+        if self._takes_turns:
+            with span("wait for the turn", waits=True):
+                directive = wait_for_order(self.membership, self._drain, lambda directive: directive.has_turn)
+            if directive is None:
+                return False
+            self.membership.report(device="held")
+        return True
+
+    def _end_turn(self, learner: "Learner") -> None:
+        """Give the device back until the next batch, which the packer sends once engines have rested."""
+        if self._takes_turns:
+            learner.release_memory()
+            point("trainer.turn_ends")
+            self.membership.report(device="free")
 
     def _finish_gathers(self, learner: "Learner") -> None:
         """End the other ranks' part in publishing and saving: with sharded weights all ranks take part until here."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 class EmbeddedEngineConfig(EngineBase):
     """Transformers model in the inference actor, served over HTTP. No server to install."""
 
+    gives_memory_back: ClassVar[bool] = True
     supports_noise: ClassVar[bool] = True
     takes_images: ClassVar[bool] = True
     takes_trained_vision: ClassVar[bool] = True

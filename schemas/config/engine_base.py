@@ -30,6 +30,8 @@ class EngineBase(Section):
     """True if the engine takes prompts with images."""
     takes_trained_vision: ClassVar[bool] = False
     """True if the engine takes new weights of vision tower and projector, and forgets the features of older ones."""
+    gives_memory_back: ClassVar[bool] = False
+    """True if an engine that an inference actor starts gives the memory of its cache back while the trainer works."""
     takes_any_adapter: ClassVar[bool] = True
     """True if the engine takes adapters with more than two matrices for each adapted matrix (DoRA, whole modules)."""
 

@@ -11,6 +11,7 @@ from schemas.config.resume_classes import Free
 class FakeEngineConfig(EngineBase):
     """Engine for tests and dry runs: tokens are a hash of seed, position and policy. No model is loaded."""
 
+    gives_memory_back: ClassVar[bool] = True
     loads_model: ClassVar[bool] = False
 
     type: Free[Literal["fake"]] = "fake"

@@ -44,6 +44,15 @@ def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _engines_take_turns(config: "RunConfig") -> Iterator[str]:
+    engine = config.inference.engine
+    if config.up.colocate == "turns" and (config.inference.attached or not engine.gives_memory_back):
+        yield (
+            "up.colocate: turns needs engine vllm or embedded, started by this run, since other engines do not give "
+            "their memory back; set up.colocate: true"
+        )
+
+
 def _secrets_are_elsewhere(config: "RunConfig") -> Iterator[str]:
     for path in found_in(config.model_dump()):
         yield (
@@ -458,6 +467,7 @@ RULES = (
     _token_of_the_hub_is_elsewhere,
     _trackers_have_a_place_each,
     _shards_hold_what_they_can,
+    _engines_take_turns,
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,
     _samples_fit,

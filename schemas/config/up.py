@@ -25,9 +25,11 @@ class UpConfig(Section):
     """GPUs of each process, as indices of the GPUs on this machine (or of CUDA_VISIBLE_DEVICES, if that is set), e.g.
     `{trainer: [[0], [1]], inference: [[2, 3]]}`. `auto`: a GPU for each trainer rank, then for each engine as many as
     it spreads a model over. A process without GPUs in the plan sees none. `actors check` prints the plan."""
-    colocate: Free[bool] = False
-    """Permission for trainer and engines to share GPUs if this machine has too few for a GPU each. An engine on the
-    trainer's GPU starts after the trainer, and vLLM gets the memory that the trainer leaves."""
+    colocate: Free[bool | Literal["turns"]] = False
+    """Permission for trainer and engines to share GPUs if this machine has too few for a GPU each. `true`: an engine on
+    the trainer's GPU starts after the trainer, works at the same time, and vLLM gets the memory that the trainer
+    leaves. `turns`: they work in turns, which the packer orders: engines stop between two tokens and give the memory of
+    their cache back while the trainer loads or trains a step, and go on afterwards. Needs engine vllm or embedded."""
     torch_threads: Free[dict[Literal["trainer", "inference"], int]] = {}
     """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
     fork_server: Free[bool] = True

@@ -33,6 +33,7 @@ SET_BY_US = (
 class VllmEngineConfig(EngineBase):
     """vLLM server behind each inference actor, started by the actor or an existing one (`urls`)."""
 
+    gives_memory_back: ClassVar[bool] = True
     has_server: ClassVar[bool] = True
     takes_any_adapter: ClassVar[bool] = False
     supports_noise: ClassVar[bool] = True

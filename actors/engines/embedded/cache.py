@@ -59,6 +59,12 @@ class SlotCache:
                 store[layer] = new.new_zeros((slots, new.shape[1], length, new.shape[2]))
             store[layer][slots_T, :, positions_T] = new
 
+    def move(self, device: torch.device) -> None:
+        """Move all keys and values to a device."""
+        for store in (self.keys, self.values):
+            for layer, tensor in store.items():
+                store[layer] = tensor.to(device)
+
     def repeat(self, slot: int, count: int, length: int) -> None:
         """Copy the first `length` positions of a slot to the next `count` slots."""
         for store in (self.keys, self.values):

@@ -146,6 +146,14 @@ class Decoder:
         return PlacedImage(start, digest, self._features.of(digest, data))
 
     @torch.inference_mode()
+    def move_cache(self, *, to_host: bool) -> None:
+        """Move keys and values to host memory and give the device's memory back, or move them to the device again."""
+        if self.device.type == "cpu":
+            return
+        self._cache.move(torch.device("cpu") if to_host else self.device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def repeat(self, slot: int, count: int, length: int) -> None:
         """Copy the first `length` keys and values of a slot to the next `count` slots."""
         self._cache.reserve(slot + 1 + count, length)

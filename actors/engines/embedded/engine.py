@@ -98,7 +98,8 @@ class EmbeddedEngine(Tokenizing):
         """Held by one `load` at a time."""
         self._changed = threading.Condition()
         """Guards the fields shared by `submit`, `load`, `status`, `close` and the engine's thread."""
-        self._stopping = False
+        self._stopping = self._shall_rest = self._rests = False
+        """Wishes of other threads, and whether the thread stands still with its cache in host memory."""
         self._failure: BaseException | None = None
         self._num_failed = self._one_by_one = 0
         """Failed starts in a row, and requests still to be started separately."""
@@ -150,6 +151,27 @@ class EmbeddedEngine(Tokenizing):
             f"weights {policy} were not switched in within {timeout:g} s (weights.timeout, "
             f"weights.update_mode {self._mode})"
         )
+
+    def rest(self, timeout: float) -> None:
+        """Stop between two tokens, and move the cache to host memory.
+
+        Raises:
+            TimeoutError, EngineStoppedError: as `TakesTurns.rest`.
+        """
+        self._order_rest(rests=True, timeout=timeout)
+
+    def wake(self, timeout: float) -> None:
+        """Move the cache back and go on. Raises as `rest` does."""
+        self._order_rest(rests=False, timeout=timeout)
+
+    def _order_rest(self, *, rests: bool, timeout: float) -> None:
+        with self._changed:
+            self._ensure_alive()
+            self._shall_rest = rests
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._rests == rests or self._stopping, timeout):
+                raise TimeoutError(f"the engine did not {'rest' if rests else 'wake'} within {timeout:g} s")
+            self._ensure_alive()
 
     def status(self) -> EngineStatus:
         """Return a snapshot of the engine's state.
@@ -206,12 +228,17 @@ class EmbeddedEngine(Tokenizing):
             while True:
                 if not len(self._running):
                     self._rounds.close()
+                self._rest_while_ordered()
                 with span("wait for requests", waits=True, least=SHORT_SECONDS), self._changed:
                     self._changed.wait_for(
-                        lambda: self._stopping or self._waiting or self._update or len(self._running)
+                        lambda: (
+                            self._stopping or self._shall_rest or self._waiting or self._update or len(self._running)
+                        )
                     )
                     if self._stopping:
                         break
+                    if self._shall_rest:
+                        continue
                 threads.mark("inference.engine")  # fault point of the chaos tests
                 started = time.monotonic()
                 # first, so that their rows are free for the requests admitted below
@@ -234,6 +261,21 @@ class EmbeddedEngine(Tokenizing):
             self._end(error)
         else:
             self._end(None)
+
+    def _rest_while_ordered(self) -> None:
+        """Stand still while another thread wishes so, with the cache in host memory."""
+        if not self._shall_rest:
+            return
+        self._rounds.close()
+        self._decoder.move_cache(to_host=True)
+        with span("rest", waits=True), self._changed:
+            self._rests = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stopping or not self._shall_rest)
+        self._decoder.move_cache(to_host=False)
+        with self._changed:
+            self._rests = False
+            self._changed.notify_all()
 
     def _switch_if_due(self) -> None:
         with self._changed:

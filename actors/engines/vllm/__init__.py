@@ -31,4 +31,14 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
     log, scratch = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not engine.attached)
     memory = beside_trainer(config, engine) if shares_gpu() and not engine.attached else None
     noise = norm_noise(config)
-    return VllmEngine(config.model, engine, config.weights.update_mode, log, scratch, server_index, noise, memory)
+    return VllmEngine(
+        config.model,
+        engine,
+        config.weights.update_mode,
+        log,
+        scratch,
+        server_index,
+        noise,
+        memory,
+        takes_turns=config.up.colocate == "turns",
+    )

@@ -78,6 +78,14 @@ class VllmClient:
         """Resume after a pause. Has no effect on a running server."""
         await self._http.call("POST", "/resume")
 
+    async def release_cache(self) -> None:
+        """Give the memory of keys and values back, on a paused server. Stopped requests compute theirs again."""
+        await self._http.call("POST", "/release_kv_cache_memory")
+
+    async def take_cache(self) -> None:
+        """Take the memory of keys and values again, before `resume`."""
+        await self._http.call("POST", "/wake_up?tags=kv_cache")
+
     async def reload(self, folder: Path) -> None:
         """Overwrite all weights from a folder. After a failure the model may hold pieces of two versions."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}

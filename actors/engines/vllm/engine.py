@@ -81,6 +81,7 @@ class VllmEngine(ServedEngine):
         server_index: index of this actor in `inference.engine.urls`.
         noise: noise on the norms of the served weights; with `lora` only for an owned server.
         memory: limits of an owned server on a GPU that the trainer uses too; None: the whole GPU is the server's.
+        takes_turns: True if an owned server gives the memory of its cache back while the trainer works.
 
     Raises:
         ConfigError: the server can't be used; with the reason.
@@ -99,6 +100,7 @@ class VllmEngine(ServedEngine):
         server_index: int = 0,
         noise: "NormNoise | None" = None,
         memory: ServerMemory | None = None,
+        takes_turns: bool = False,
     ) -> None:
         super().__init__("vLLM", model, update_mode, config.max_loras, scratch)
         self._model, self._config, self._noise = model, config, noise
@@ -110,7 +112,7 @@ class VllmEngine(ServedEngine):
             python = config.python or sys.executable
             found = installed(python)
             check_version(found.version, python)
-            self._server = OwnServer(model, config, found.on_cpu, log_path, self._sets_norms, memory)
+            self._server = OwnServer(model, config, found.on_cpu, log_path, self._sets_norms, memory, takes_turns)
             log.info("vLLM starts", url=self._server.url, log=str(log_path))
         url = self._server.url if self._server else server_of(config.urls, server_index)
         self._start(lambda: self._connect(url), config.startup_timeout)
@@ -126,6 +128,31 @@ class VllmEngine(ServedEngine):
         if not self._relay.failure and self._server is not None and (ended := self._server.ended()):
             self._fail(ended)
         return super().status()
+
+    def rest(self, timeout: float) -> None:
+        """Pause the server between two tokens, and have it give the memory of its cache back.
+
+        Raises:
+            TimeoutError, EngineStoppedError: as `TakesTurns.rest`.
+        """
+        self._relay.call(self._rest(), timeout)
+
+    def wake(self, timeout: float) -> None:
+        """Have the server take the memory again, and go on. Raises as `rest` does."""
+        self._relay.call(self._wake(), timeout)
+
+    async def _rest(self) -> None:
+        self._gate.clear()
+        await self._client.pause(wait=False, clear_cache=False)
+        if not self._on_cpu:
+            await self._client.release_cache()
+
+    async def _wake(self) -> None:
+        if not self._on_cpu:
+            await self._client.take_cache()
+        await self._client.resume()
+        if self._state == "clean":
+            self._gate.set()
 
     def _end_server(self) -> None:
         if self._server is not None:

@@ -32,13 +32,14 @@ class OwnServer(OwnedServer):
         log: Path,
         sets_norms: bool = False,
         memory: ServerMemory | None = None,
+        takes_turns: bool = False,
     ) -> None:
         # loopback is open to every user of the machine, so the endpoints that change weights require a key
         self.owner_key = secrets.token_hex(16)
         super().__init__(
             "vLLM",
             log,
-            lambda port: command(model, config, on_cpu, port, sets_norms, memory),
+            lambda port: command(model, config, on_cpu, port, sets_norms, memory, takes_turns),
             environment(model, config, self.owner_key),
         )
 
@@ -50,6 +51,7 @@ def command(
     port: int,
     sets_norms: bool = False,
     memory: ServerMemory | None = None,
+    takes_turns: bool = False,
 ) -> list[str]:
     """Return the server's command line.
 
@@ -86,6 +88,8 @@ def command(
         "--enable-prefix-caching": config.enable_prefix_caching,
         "--no-enable-prefix-caching": not config.enable_prefix_caching,
         "--enforce-eager": config.enforce_eager,
+        # vLLM gives no memory back without it; on CPUs it has no such mode
+        "--enable-sleep-mode": takes_turns and not on_cpu,
         WHOLE_PROMPTS: on_cpu,
         "--enable-auto-tool-choice": config.tool_call_parser is not None,
         "--trust-remote-code": model.trust_remote_code,
