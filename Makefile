@@ -11,13 +11,17 @@ ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv agents
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart quickstart-lora quickstart-turns quickstart-vision check check-312 test test-long rehearsal packages system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl bench-run-trl clean
+.PHONY: quickstart quickstart-lora quickstart-colocate quickstart-turns quickstart-vision check check-312 test test-long rehearsal packages system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl bench-run-trl clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
 
 quickstart-lora: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED) --config examples/quickstart/lora.yaml --output outputs/quickstart-lora
+
+# Trainer and engine in turns, as on one GPU.
+quickstart-colocate: .venv/run.stamp
+	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED) --output outputs/quickstart-colocate up.colocate=turns
 
 # A game of several turns and a task with a tool, one after the other.
 quickstart-turns: .venv/run.stamp

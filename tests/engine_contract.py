@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from actors.engines.protocol import TakesTurns
+
 WAIT = 120.0
 LONG = 14
 """Tokens of a completion that is still under way when a test acts; engines may end theirs sooner, after 4 at least."""
@@ -36,6 +38,8 @@ class Served:
     num_generated: Callable[[], int]
     """Tokens since the start."""
     close: Callable[[], None]
+    turns: TakesTurns | None = None
+    """The engine, if it can rest."""
     stand: threading.Event = field(default_factory=threading.Event)
     """While it is set, completions stand behind their first tokens, until a version or the end of a client comes."""
 
@@ -112,6 +116,24 @@ class EngineContract:
         [first, second] = segments
         assert (first, second[1:]) == ([0, 1, 1], [1, 2])
         assert second[0] >= 1
+
+    def test_an_engine_at_rest_samples_nothing_and_goes_on_later(self, start: Start) -> None:
+        """A request waits meanwhile, and is answered as it would have been. A second order changes nothing."""
+        served = start()
+        if served.turns is None:
+            pytest.skip("this engine does not rest")
+        expected = completions(served, n=2, seed=5, max_tokens=6)
+        for _ in range(2):
+            served.turns.rest(WAIT)
+        before, answers = served.num_generated(), list[Any]()
+        asking = threading.Thread(target=lambda: answers.append(completions(served, n=2, seed=5, max_tokens=6)))
+        asking.start()
+        asking.join(0.5)
+        assert (answers, served.num_generated()) == ([], before)
+        for _ in range(2):
+            served.turns.wake(WAIT)
+        asking.join(WAIT)
+        assert answers == [expected]
 
     def test_a_client_that_leaves_ends_all_its_completions(self, start: Start) -> None:
         """In the middle of a stream of four; another request is served."""

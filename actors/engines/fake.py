@@ -156,7 +156,6 @@ class FakeEngine(WithoutForms):
         left = rows
         while left and not future.cancelled() and not self._closed.wait(self._config.token_seconds):
             for row in left:
-                self._awake.wait()
                 self._extend(row, request)
             left = [row for row in left if not row.completion.finish_reason]
         with self._lock:
@@ -169,10 +168,14 @@ class FakeEngine(WithoutForms):
 
     def _extend(self, row: _Row, request: SampleRequest) -> None:
         """Sample the next token of a row under the policy of this moment."""
-        # in one step: the policy in the segment must be the one whose digest is in the hash
-        with self._lock:
-            policy, salt = self._policy, self._salt
-            self._generated += 1
+        while True:
+            self._awake.wait()
+            # in one step: the policy in the segment must be the one whose digest is in the hash, and nobody rests
+            with self._lock:
+                if self._awake.is_set():
+                    policy, salt = self._policy, self._salt
+                    self._generated += 1
+                    break
         stream = hashlib.sha256(salt + f"{row.seed} {request.prompt_ids}".encode()).digest()
         # the hash also fixes the length
         row.length = row.length or 4 + stream[0] % 8

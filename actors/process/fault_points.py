@@ -38,6 +38,7 @@ POINTS = {
     "trainer.gradients": "inside a step, gradients computed and not yet summed over the ranks",
     "trainer.updated": "inside a step, weights updated and not published",
     "trainer.published": "version published and not yet told",
+    "trainer.turn_ends": "has given the device back and not yet told: with `up.colocate: turns`",
     "checkpoint.written": "inside a checkpoint write: files there, checksums not",
     "checkpoint.complete": "checkpoint whole and not renamed",
     "checkpoint.renamed": "checkpoint named and not yet told",
@@ -45,6 +46,8 @@ POINTS = {
     "inference.receiving": "inside a weight update of the rendezvous channel",
     "inference.received": "inside a weight load: weights received and not switched",
     "inference.loaded": "weights switched and not yet told",
+    "inference.before_wake": "has told of its turn and not woken: with `up.colocate: turns`",
+    "inference.rests": "has given the device back and not yet told: with `up.colocate: turns`",
 }
 """All points of actors, and the state of a process there."""
 

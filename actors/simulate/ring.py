@@ -63,7 +63,10 @@ class Ring:
 
     def __init__(self, plan: Plan) -> None:
         ranks = plan.config.trainer.model_copy(update={"num_ranks": plan.size.trainers})
-        self.plan, self.config, self.times = plan, plan.config.model_copy(update={"trainer": ranks}), plan.times
+        # the simulated processes give nothing back
+        up = plan.config.up.model_copy(update={"colocate": bool(plan.config.up.colocate)})
+        self.plan, self.times = plan, plan.times
+        self.config = plan.config.model_copy(update={"trainer": ranks, "up": up})
         self.events, self.meter = Events(), Meter()
         self.cores = Cores(plan.times)
         self.machine = machine_of(self.config)

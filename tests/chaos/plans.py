@@ -8,7 +8,7 @@ from bus.keys import make as make_keys
 from schemas.config import RunConfig
 from schemas.config.load import check_tree
 from tests.chaos.faults import Fault, exceptions
-from tests.chaos.stage import HARM, NOBODY, Plan
+from tests.chaos.stage import HARM, NOBODY, TURNS, Plan
 from tests.ports import free_port, free_ports
 from tests.ring.harness import ring_config
 from tests.ring.test_branches import TEMPLATE
@@ -98,6 +98,11 @@ def neighbours(folder: Path, control: str) -> RunConfig:
 def broadcast(folder: Path, control: str) -> RunConfig:
     """Weights by rendezvous, to two engines at once."""
     return fake(folder, control, weights={"channel": "rendezvous"}, up={"inference": 2})
+
+
+def in_turns(folder: Path, control: str) -> RunConfig:
+    """Trainer and engines work in turns, as on one device."""
+    return fake(folder, control, 2, up={"colocate": "turns", "inference": 2})
 
 
 def encrypted(folder: Path, control: str) -> RunConfig:
@@ -195,7 +200,8 @@ PLANS = {
         (4, Plan("branches", branching, 2)),
         (4, Plan("images", seeing, 2)),
         (8, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
-        (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=())),
+        (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=TURNS)),
+        (10, Plan("turns", in_turns, 2, never_passed=("inference.receiving",))),
         (8, Plan("neighbours", neighbours, others=STRANGERS, others_per_round=5)),
         (14, Plan("network", networked, 2, CUTS, others_per_round=5, networked=True)),
     )

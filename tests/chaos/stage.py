@@ -45,6 +45,10 @@ LAST_STEPS = 3
 """Trained undisturbed at the end, so that the last checkpoint testifies to all faults."""
 
 
+TURNS = ("trainer.turn_ends", "inference.before_wake", "inference.rests")
+"""Points of trainer and engine that take turns on a device."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A kind of run: how it is configured, and what besides signals may happen to it."""
@@ -55,8 +59,9 @@ class Plan:
     others: tuple[Fault, ...] = ()
     others_per_round: int = 1
     networked: bool = False
-    never_passed: tuple[str, ...] = ("inference.receiving",)
-    """Points that no process of this run comes by: without the rendezvous channel nobody is in a broadcast."""
+    never_passed: tuple[str, ...] = ("inference.receiving", *TURNS)
+    """Points that no process of this run comes by: without the rendezvous channel nobody is in a broadcast, and without
+    turns nobody gives a device back."""
     least_reward: float | None = None
     """Least reward that is honest; a lower one is a failure that became a reward."""
 

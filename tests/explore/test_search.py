@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from actors.ledger import Changes, Group, GroupFacts, GroupState, Machine, Step, Store, replies
 from actors.ledger.peers import Peers
+from actors.ledger.turns import Turns
 from actors.ledger.witness import START, next_chain
 from bus.fence import Fence
 from schemas.messages import RolloutDirective
@@ -17,7 +19,7 @@ from tests.explore import scenarios
 from tests.explore.packer import Product, Stored
 from tests.explore.peers import RESEND_SECONDS, UNNAMED_SECONDS, Sampler, Scorer, Server, identity_of
 from tests.explore.rules import Violation
-from tests.explore.scenarios import COMPACTING, DROPS, EVALS, FILTERS, FORKS, ONE_STEP, STEPS, STRAYS
+from tests.explore.scenarios import COMPACTING, DROPS, EVALS, FILTERS, FORKS, ONE_STEP, STEPS, STRAYS, TURNS
 from tests.explore.schedule import fair
 from tests.explore.search import FoundError, search
 from tests.explore.walks import replay, walk
@@ -121,6 +123,19 @@ def test_rewards_that_are_all_equal_for_ever_end_the_run_and_do_not_hold_it_up()
     assert machine.groups.dropped["train"] == {"zero_variance": 2, "poison": 1}
     assert machine.groups.num_issued["train"] == 5
     assert machine.groups.counters["resampled_in_vain"] == 2
+
+
+def test_trainer_and_engine_work_in_turns() -> None:
+    """From the load of the model on, with nobody's turn between two."""
+    world, holders = World(TURNS), [""]
+    while (action := fair(world)) is not None and not world.packer.over:
+        world = world.after(action)
+        if world.packer.machine.turns.holder != holders[-1]:
+            holders.append(world.packer.machine.turns.holder)
+    taken = [holder for holder in holders if holder]
+    assert taken[:2] == ["trainer", "engines"]
+    assert all(one != other for one, other in pairwise(taken))
+    assert len(taken) >= 4
 
 
 # --- planted bugs ----------------------------------------------------------------------------------------------------
@@ -562,3 +577,61 @@ def test_the_double_of_the_store_keeps_what_the_store_keeps(monkeypatch: pytest.
         assert real.digests() == {ordinal: facts.digest for ordinal, facts in stored.payloads.items()}
         kept = {name: value for name, value in stored.values.items() if name != "term"}
         assert {name: real.value(name) for name in kept} == json.loads(json.dumps(kept))
+
+
+# --- planted bugs: turns on a device ---------------------------------------------------------------------------------
+
+
+class GrantsAtOnce(Turns):
+    """Asks no engine whether it rests."""
+
+    def update(self, now: float, ranks: Any, engines: Any, composed: bool) -> bool:
+        """As if there were no engines."""
+        return super().update(now, ranks, [], composed)
+
+
+class AsksNobody(Turns):
+    """Does not wait for the heartbeats of those that lived before the packer."""
+
+    def update(self, now: float, ranks: Any, engines: Any, composed: bool) -> bool:
+        """From the first round on."""
+        self.first_at = 0.0
+        return super().update(now, ranks, engines, composed)
+
+
+class BelievesOldNews(Turns):
+    """Takes an engine that rested in an earlier turn for one that rests now."""
+
+    def update(self, now: float, ranks: Any, engines: Any, composed: bool) -> bool:
+        """Whatever number an engine names."""
+        named = [engine.model_copy(update={"turn": self.number}) for engine in engines]
+        return super().update(now, ranks, named, composed)
+
+
+class NeverLoads(Turns):
+    """Gives the trainer no turn to load its model."""
+
+    def update(self, now: float, ranks: Any, engines: Any, composed: bool) -> bool:
+        """As if no rank wanted anything."""
+        free = [rank.model_copy(update={"device": "free"}) for rank in ranks]
+        return super().update(now, free, engines, composed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bug", "rule"),
+    [(GrantsAtOnce, "P28"), (AsksNobody, "P28"), (BelievesOldNews, "P28"), (NeverLoads, "liveness")],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_mistakes_about_turns_are_found(monkeypatch: pytest.MonkeyPatch, bug: type[Turns], rule: str) -> None:
+    """Two that hold the device at once, or a run that stands still."""
+    monkeypatch.setattr("actors.ledger.machine.Turns", bug)
+    with pytest.raises(FoundError) as caught:
+        _search_and_walk(TURNS)
+    assert caught.value.violation.rule == rule
+
+
+def _search_and_walk(scenario: Scenario) -> None:
+    search(scenario, SLOW_STATES // 10)
+    for seed in range(BUG_WALKS):
+        walk(scenario, seed, WALK_ACTIONS)

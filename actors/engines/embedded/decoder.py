@@ -154,6 +154,7 @@ class Decoder:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    @torch.inference_mode()
     def repeat(self, slot: int, count: int, length: int) -> None:
         """Copy the first `length` keys and values of a slot to the next `count` slots."""
         self._cache.reserve(slot + 1 + count, length)

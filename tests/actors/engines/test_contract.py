@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torch
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.fake import FakeEngine
 from actors.engines.http.server import CompletionServer
-from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SampleRequest, TakesTurns
 from bus.weights import Weights
 from schemas.config.fake_engine import FakeEngineConfig
 from tests import models
@@ -56,6 +56,7 @@ def serve() -> Iterator[Serve]:
                 num_running=lambda: engine.status().num_running,
                 num_generated=lambda: engine.status().generated_tokens,
                 close=close,
+                turns=cast(TakesTurns, engine),
                 stand=stand or threading.Event(),
             )
         )

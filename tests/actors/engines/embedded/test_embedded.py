@@ -3,6 +3,8 @@
 import json
 import shutil
 import threading
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from actors.engines.embedded.cache import SlotCache
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.engine import MAX_FAILED, EmbeddedEngine
-from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SamplingError
+from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest, SamplingError
 from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
@@ -578,3 +581,53 @@ def test_a_model_with_scaled_positions_may_use_all_of_them(model_folder: ModelFo
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}
     (folder / "config.json").write_text(json.dumps(tree | {"rope_scaling": yarn}))
     assert Decoder(model, limits).max_length == 256
+
+
+def test_a_completion_across_rests_is_the_same_to_the_bit(make_engine: MakeEngine) -> None:
+    """Stopped after its 3rd and its 9th token, with others beside it."""
+    engine = make_engine(eos=models.NEVER)
+    request = SampleRequest([1, 8, 9, 3], 3, 16, 7)
+    expected = engine.submit(request).result(WAIT)
+    reached = {3: threading.Event(), 9: threading.Event()}
+    counted: Counter[int] = Counter()
+
+    def count(number: int, piece: Completion) -> None:
+        counted[number] += len(piece.token_ids)
+        for tokens, event in reached.items():
+            if counted[0] >= tokens:
+                event.set()
+
+    future = engine.submit(replace(request, on_piece=count))
+    for event in reached.values():
+        assert event.wait(WAIT)
+        engine.rest(WAIT)
+        before = engine.status().generated_tokens
+        assert not future.done() or counted[0] == 16
+        assert engine.status().generated_tokens == before
+        engine.wake(WAIT)
+    assert future.result(WAIT) == expected
+
+
+def test_an_engine_at_rest_can_be_closed_and_takes_no_weights(make_engine: MakeEngine) -> None:
+    """A version given to it waits for its turn; requests end with the engine."""
+    engine = make_engine(eos=models.NEVER)
+    engine.rest(WAIT)
+    with pytest.raises(TimeoutError, match="were not switched in"):
+        engine.load(policy(2), Weights("full", {}), 0.2)
+    future = engine.submit(SampleRequest([1, 8, 9, 3], 1, 4, 0))
+    engine.close()
+    with pytest.raises(EngineStoppedError):
+        future.result(WAIT)
+
+
+def test_a_cache_moves_whole_to_the_host() -> None:
+    """With fake tensors of torch, since no GPU is needed to see where they are."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        cache = SlotCache(4, 32)
+        for layer in range(2):
+            cache.keys[layer], cache.values[layer] = (torch.zeros(4, 2, 16, 8, device="cuda") for _ in range(2))
+        cache.move(torch.device("cpu"))
+        tensors = [*cache.keys.values(), *cache.values.values()]
+        assert [tensor.device.type for tensor in tensors] == ["cpu"] * 4

@@ -132,6 +132,36 @@ def test_pieces_are_whole_completions(make_vllm: MakeVllm) -> None:
     assert told == list(enumerate(completions))
 
 
+@pytest.mark.parametrize(
+    ("device", "release", "take"), [("cuda", ["/release_kv_cache_memory"], ["/wake_up"]), ("cpu", [], [])]
+)
+def test_a_server_at_rest_has_given_its_cache_back(
+    make_vllm: MakeVllm, stub: StubServer, device: str, release: list[str], take: list[str]
+) -> None:
+    """Running requests stop between two tokens, new ones wait here; on a CPU vLLM has no such mode, and only pauses."""
+    stub.device, stub.in_parts = device, False
+    engine = make_vllm()
+    stub.calls.clear()
+    engine.rest(WAIT)
+    assert stub.paths() == ["/pause", *release]
+    assert stub.asked("/pause") == [{"mode": "keep", "clear_cache": "false"}]
+    future = engine.submit(ask(PROMPT))
+    with pytest.raises(TimeoutError):
+        future.result(0.3)
+    assert not stub.asked("/inference/v1/generate")
+    engine.wake(WAIT)
+    assert future.result(WAIT)[0].token_ids
+    assert stub.paths()[1 + len(release) :] == [*take, "/resume", "/inference/v1/generate"]
+
+
+def test_a_server_that_does_not_rest_in_time_is_told(make_vllm: MakeVllm, stub: StubServer) -> None:
+    """The actor ends with it, and its supervisor starts another server."""
+    engine = make_vllm()
+    stub.silent.add("/pause")
+    with pytest.raises(TimeoutError):
+        engine.rest(0.3)
+
+
 @pytest.mark.parametrize(("mode", "wanted"), [("interrupt", "true"), ("inflight", "false"), ("drain", "true")])
 def test_full_weights_are_switched_while_the_server_stands(
     make_vllm: MakeVllm, stub: StubServer, full: Weights, mode: str, wanted: str

@@ -62,6 +62,7 @@ class TestVllm(EngineContract):
                     num_running=lambda: engine.status().num_running,
                     num_generated=lambda: engine.status().generated_tokens,
                     close=server.close,
+                    turns=engine,
                 )
             )
             made[-1].load(1)
