@@ -173,6 +173,5 @@ class BatchSender:
         return None
 
     def _build(self, groups: list[ScoredGroup], header: dict[str, Any]) -> list[Messages]:
-        threads.mark("packer.batches")
         with span("pack", step=header["step"]):
             return [messages_of(batch) for batch in batches_of_step(groups, self._config, **header)]
