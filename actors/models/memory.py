@@ -70,6 +70,11 @@ class MemoryEstimate:
         apart = ("published", "checkpoint", "engine_weights", "engine_kv_cache")
         return sum(value for name, value in self.as_dict().items() if name not in apart)
 
+    @property
+    def resting_trainer(self) -> int:
+        """Bytes of a rank between two steps, when it has given back what only a step needs."""
+        return self.trainer - self.activations - self.output_layer
+
     def table(self) -> str:
         """Return a table for people: a line per non-empty part, then sums."""
         rows = [(f.name.replace("_", " "), value) for f in fields(self) if (value := getattr(self, f.name))]

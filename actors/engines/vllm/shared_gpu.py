@@ -45,7 +45,13 @@ class ServerMemory:
     """Value of --gpu-memory-utilization: vLLM refuses to start if less than this share of the GPU is free."""
 
 
-def server_memory(gpus: Sequence[GpuUse], trainer_bytes: int, weight_bytes: int, utilization: float) -> ServerMemory:
+def server_memory(
+    gpus: Sequence[GpuUse],
+    trainer_bytes: int,
+    weight_bytes: int,
+    utilization: float,
+    resting_bytes: int | None = None,
+) -> ServerMemory:
     """Return the memory for a server on GPUs that are shared with the trainer.
 
     Args:
@@ -54,16 +60,21 @@ def server_memory(gpus: Sequence[GpuUse], trainer_bytes: int, weight_bytes: int,
             the state of the optimizer in the first step.
         weight_bytes: bytes of the served weights on all GPUs together.
         utilization: largest share of a GPU for the server, `gpu_memory_utilization`.
+        resting_bytes: estimate of the trainer's memory between two steps, if the server has its cache only then
+            (`up.colocate: turns`). None: the server has its cache at all times.
 
     Raises:
         ConfigError: no room is left for a cache; with what takes the memory.
     """
     own = weight_bytes // len(gpus) + WORK_BYTES + CONTEXT_BYTES
+    beside = trainer_bytes if resting_bytes is None else resting_bytes
     budget = min(
-        min(gpu.total * utilization, gpu.total * USABLE - max(gpu.taken, trainer_bytes + CONTEXT_BYTES)) for gpu in gpus
+        min(gpu.total * utilization, gpu.total * USABLE - max(gpu.taken, beside + CONTEXT_BYTES)) for gpu in gpus
     )
     cache = int(budget) - own
-    if cache < LEAST_CACHE_BYTES:
+    # in turns a step needs the room that is left beside a server without a cache
+    fits = all(gpu.total * USABLE >= trainer_bytes + CONTEXT_BYTES + own for gpu in gpus)
+    if cache < LEAST_CACHE_BYTES or not fits:
         smallest = min(gpu.total for gpu in gpus)
         raise ConfigError(
             f"up.colocate: a GPU of {smallest / 1e9:.1f} GB has no room for vLLM's cache beside the trainer "
@@ -90,4 +101,6 @@ def beside_trainer(config: RunConfig, engine: VllmEngineConfig) -> ServerMemory 
             gpu_memory_utilization=engine.gpu_memory_utilization,
         )
         return None
-    return server_memory(gpus, estimate(config).trainer, parameter_bytes(config.model), engine.gpu_memory_utilization)
+    memory, served = estimate(config), parameter_bytes(config.model)
+    resting = memory.resting_trainer if config.up.colocate == "turns" else None
+    return server_memory(gpus, memory.trainer, served, engine.gpu_memory_utilization, resting)

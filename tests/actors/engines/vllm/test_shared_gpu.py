@@ -42,6 +42,16 @@ def test_of_several_gpus_the_fullest_counts_and_weights_are_spread() -> None:
     assert one == two
 
 
+def test_in_turns_the_cache_has_the_room_of_a_step() -> None:
+    """40 of the trainer's 60 GB are those of a step, and are free in the server's turn; the step must fit too."""
+    gpus, weights = [GpuUse(80 * GB, 5 * GB)], 2 * GB
+    beside = server_memory(gpus, 60 * GB, weights, 0.9)
+    turns = server_memory(gpus, 60 * GB, weights, 0.9, resting_bytes=20 * GB)
+    assert turns.cache_bytes - beside.cache_bytes == 40 * GB
+    with pytest.raises(ConfigError, match="beside the trainer"):
+        server_memory(gpus, 75 * GB, weights, 0.9, resting_bytes=20 * GB)
+
+
 def test_no_room_for_a_cache_is_an_error_with_what_takes_it() -> None:
     """Before vLLM loads anything."""
     words = (
