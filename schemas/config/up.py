@@ -29,7 +29,8 @@ class UpConfig(Section):
     """Permission for trainer and engines to share GPUs if this machine has too few for a GPU each. `true`: an engine on
     the trainer's GPU starts after the trainer, works at the same time, and vLLM gets the memory that the trainer
     leaves. `turns`: they work in turns, which the packer orders: engines stop between two tokens and give the memory of
-    their cache back while the trainer loads or trains a step, and go on afterwards. Needs engine vllm or embedded."""
+    their cache back while the trainer loads or trains a step, and go on afterwards. Needs engine vllm or embedded, and
+    `rollout.group_timeout` and `inference.request_timeout` above the time of a step."""
     torch_threads: Free[dict[Literal["trainer", "inference"], int]] = {}
     """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
     fork_server: Free[bool] = True
