@@ -56,7 +56,7 @@ def serve() -> Iterator[Serve]:
                 num_running=lambda: engine.status().num_running,
                 num_generated=lambda: engine.status().generated_tokens,
                 close=close,
-                turns=cast(TakesTurns, engine),
+                turns=cast(TakesTurns, engine) if hasattr(engine, "rest") else None,
                 stand=stand or threading.Event(),
             )
         )
