@@ -12,7 +12,7 @@ from schemas.errors import DecodeError
 from schemas.messages import BatchPart, StepBatch
 
 WHOLE_BYTES = 64 << 20
-"""Bytes up to which a batch is sent as one message."""
+"""Bytes of arrays and images up to which a batch is sent as one message."""
 NAMES = ("run", "term", "incarnation", "rank", "step")
 """Fields that a part has in common with its batch."""
 
@@ -25,9 +25,9 @@ def messages_of(batch: StepBatch) -> list[StepBatch | BatchPart]:
     Raises:
         MessageTooLargeError: the batch is beyond `limits.BATCH_BYTES`, or its header is beyond that of a message.
     """
-    frames = codec.encode(batch, in_parts=True)
-    if codec.num_bytes(frames) <= WHOLE_BYTES:
+    if sum(array.nbytes for array in batch.arrays().values()) + sum(map(len, batch.images)) <= WHOLE_BYTES:
         return [batch]
+    frames = codec.encode(batch, in_parts=True)
     same = {name: getattr(batch, name) for name in NAMES}
     parts, frame_bytes, end = list[StepBatch | BatchPart](), [len(frame) for frame in frames], 0
     for frame in frames:

@@ -221,6 +221,19 @@ def test_level_0_has_no_lag_and_trainer_and_engine_agree(tmp_path: Path) -> None
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("quickstart")
+def test_the_quickstart_in_turns_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """Twenty of its steps, as `make quickstart-colocate` runs them: trainer and engine are never at work at once."""
+    command = [sys.executable, ROOT / "examples/quickstart/quickstart.py", "--output", tmp_path, "up.colocate=turns",
+               "trainer.max_steps=20", "eval.num_prompts=4"]  # fmt: skip
+    completed = run_quickstart(command)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    ledger = json.loads((tmp_path / "summary.json").read_text())["ledger"]
+    assert (ledger["trained"], ledger["dropped"]) == (160, {})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.xdist_group("quickstart")
 def test_the_lora_quickstart_trains_adapters_that_load_with_peft(tmp_path: Path) -> None:
     """Five of its steps: engines take adapters, and the checkpoint is a PEFT adapter and no whole model."""
     config = ROOT / "examples/quickstart/lora.yaml"

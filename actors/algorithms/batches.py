@@ -1,7 +1,8 @@
 """Batches of all ranks, built from the scored groups of a step by a pure function (P18: batches are rebuilt on demand).
 
 The tokens of a step are concatenated to one pool, all prompts first, then all completions. A rank's batch is gathered
-from the pool with one index array, so a step costs a few dozen numpy calls, whatever its number of completions.
+from the pool with one index array, so a step costs a few dozen numpy calls, whatever its number of completions. Long
+spans are copied one by one.
 """
 
 from bisect import bisect_left
@@ -370,7 +371,7 @@ def _shares(loss_tokens: Ints, trained: NDArray[np.bool_], completions: Ints) ->
 
 
 def repeated(values: NDArray[Any], counts: Ints) -> NDArray[Any]:
-    """Return `np.repeat(values, counts)`, both (S,), without holding up other threads for long.
+    """Return `np.repeat(values, counts)` of two arrays (S,), without holding up other threads for long.
 
     numpy keeps Python's lock while it repeats, for a second with 200 million tokens; a slice is filled without it.
     """

@@ -151,11 +151,14 @@ class InferenceActor:
         """
         directive = self.membership.latest()
         if isinstance(directive, InferenceDirective):
-            if self._turns is not None:
+            if self._turns is not None and self._turns.rests:
                 self._turns.follow(cast(TakesTurns, engine), directive)
-            # an engine at rest loads nothing: it takes the newest version once it has its turn
+            # an engine at rest loads nothing: it takes the newest version once it has its turn. One that is to rest
+            # first ends an update that names it, since the other members wait
             if self._turns is None or not self._turns.rests:
                 self.updates.follow(engine, directive)
+            if self._turns is not None:
+                self._turns.follow(cast(TakesTurns, engine), directive)
         self.report(engine)
         status = engine.status()
         done = directive is not None and directive.phase == "done"

@@ -6,7 +6,7 @@ memory of the device. Waits, before the engine is made, for the first turn; a dr
 
 import structlog
 
-from actors.engines.protocol import TakesTurns
+from actors.engines.protocol import EngineStoppedError, TakesTurns
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership
 from actors.telemetry.spans import span
@@ -34,6 +34,7 @@ class EngineTurns:
         Raises:
             PeerRefusedError, StartOverError, PackerSilentError: as `Membership.latest`.
         """
+        log.info("engine waits for its turn on the device that the trainer uses (up.colocate: turns)")
         while not drain:
             directive = self._membership.latest()
             if directive is not None and directive.phase == "done":
@@ -54,18 +55,23 @@ class EngineTurns:
         """Have the engine rest or go on, as the directive orders.
 
         Raises:
-            EngineStoppedError: the engine has failed, or been closed.
-            TimeoutError: the engine neither rests nor wakes.
+            EngineStoppedError: the engine has failed, or been closed, or neither rests nor wakes: the actor must exit.
         """
-        if directive.has_turn and not self._holds:
-            self._say(directive.turn, holds=True)
-            point("inference.before_wake")
-            with span("wake"):
-                engine.wake(self._timeout)
-        elif not directive.has_turn and self._holds:
-            with span("give memory back"):
-                engine.rest(self._timeout)
-            point("inference.rests")
+        try:
+            if directive.has_turn and not self._holds:
+                self._say(directive.turn, holds=True)
+                point("inference.before_wake")
+                with span("wake"):
+                    engine.wake(self._timeout)
+            elif not directive.has_turn and self._holds:
+                with span("give memory back"):
+                    engine.rest(self._timeout)
+                point("inference.rests")
+        except TimeoutError as error:
+            order = "take its memory again" if directive.has_turn else "give its memory back to the trainer"
+            raise EngineStoppedError(
+                f"the engine did not {order} within {self._timeout:g} s (weights.timeout, up.colocate: turns)"
+            ) from error
         self._say(directive.turn, holds=directive.has_turn)
 
     def _say(self, turn: int, *, holds: bool) -> None:

@@ -262,11 +262,11 @@ class Machine:
         self._follow_trainer()
         # evaluations before engines: an engine's target must not pass the policy of an evaluation (P26)
         self._follow_evaluations()
+        self._compose()
+        self._take_turns()
         # engines at rest load nothing: the newest version is theirs once they have their turn
         if self.turns.may_use("engines"):
             self._retarget_engines(now)
-        self._compose()
-        self._take_turns(now)
         self._compact_steps()
         if not self.failure:
             self._grant(now)
@@ -539,7 +539,7 @@ class Machine:
             self._move(self.durable_step, durable, GroupState.DURABLE)
             self.durable_step = durable
 
-    def _take_turns(self, now: float) -> None:
+    def _take_turns(self) -> None:
         """Give the devices to trainer or engines, by what is composed and by what the live ones hold."""
         ranks = self.peers.all(TrainerHeartbeat)
         of_the_gang = [ranks[i] for i in self.gang.members.values()]
@@ -549,8 +549,6 @@ class Machine:
         engines = self.peers.all(InferenceHeartbeat).values()
         if self.turns.update(self._listened, ranks.values(), engines, composed):
             self.tell_everybody()
-            if self.turns.holder == "engines":
-                self._retarget_engines(now)
 
     def _roll_back_to(self, checkpoint: int) -> None:
         """Move the steps after a checkpoint back to composed; a new lineage trains the same groups again (P18, P21)."""

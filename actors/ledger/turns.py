@@ -6,8 +6,8 @@
 The trainer wants the devices while it loads, and while the batch of its next step is composed. Who has no turn gives
 the memory back as soon as it can, and says so. A peer whose lease has ended is asked for nothing, so it loses its turn.
 
-Each change has a number. An engine counts as resting only when it names the newest one: an engine that is slow could
-otherwise act on an order from before the change. A rank needs no number, since its turn lasts while it wants something.
+Each order to rest has a number. An engine counts as resting only when it names the newest one: an engine that is slow
+could otherwise act on an order from before. A rank needs no number, since its turn lasts while it wants something.
 """
 
 from collections.abc import Iterable
@@ -18,8 +18,8 @@ from schemas.messages import InferenceHeartbeat, TrainerHeartbeat
 Holder = Literal["", "trainer", "engines"]
 """Who has the turn; empty: nobody, while the last holder gives the memory back."""
 
-TERM_BITS = 20
-"""Turns of a packer's term; numbers of a later term are larger."""
+TERM_BITS = 32
+"""Bits for the orders of a packer's term, so that numbers of a later term are larger."""
 
 
 class Turns:
@@ -36,7 +36,7 @@ class Turns:
         self.enabled, self.first_at = enabled, first_at
         self.holder: Holder = ""
         self.number = term << TERM_BITS if enabled else 0
-        """Number of the newest change; 0 without turns."""
+        """Number of the newest order to rest; 0 without turns."""
 
     def update(
         self, now: float, ranks: Iterable[TrainerHeartbeat], engines: Iterable[InferenceHeartbeat], composed: bool
@@ -69,6 +69,5 @@ class Turns:
 
     def _change(self, holder: Holder) -> None:
         self.holder = holder
-        # the number of an order to rest: engines answer with it
         if holder == "":
             self.number += 1

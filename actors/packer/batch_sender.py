@@ -145,9 +145,6 @@ class BatchSender:
 
     def _batches(self, key: tuple[int, int], step: Step) -> list[Messages] | None:
         """Build the batches of a step, or have them built; None until they are."""
-        building = self._building.get(key)
-        if building is not None and not building.done():
-            return None
         header = {
             "run": self._machine.run,
             "term": self._machine.term,
@@ -156,13 +153,21 @@ class BatchSender:
             **drop_fields(step.dropped),
             "digests": list(step.digests),
         }
+        building = self._building.get(key)
+        if building is None and self._payloads.num_bytes_of(step.ordinals) >= INLINE_BYTES:
+            self._begin(key, step, header)
+            return None
         if building is not None:
+            if not building.done():
+                return None
             del self._building[key]
             with contextlib.suppress(sqlite3.Error, ConfigError, ProtocolError):
                 return building.result()
-        if building is not None or self._payloads.num_bytes_of(step.ordinals) < INLINE_BYTES:
-            # after an error of the file: the ledger's own connection says what to do, or has a better day
-            return self._build([self._payloads.load(ordinal) for ordinal in step.ordinals], header)
+        # a small step, or one whose groups the thread could not read: the ledger's own connection says what is wrong
+        return self._build([self._payloads.load(ordinal) for ordinal in step.ordinals], header)
+
+    def _begin(self, key: tuple[int, int], step: Step, header: dict[str, Any]) -> None:
+        """Have the thread build the batches of a step."""
         if self._builder is None:
             self._builder = threads.Workers(1, "step-batches")
         # what an older gang wanted is of no more use
@@ -170,7 +175,6 @@ class BatchSender:
         groups = self._payloads.loader(step.ordinals)
         self._building[key] = self._builder.submit(lambda: self._build(groups(), header))
         self._building[key].add_done_callback(lambda _: self._on_built())
-        return None
 
     def _build(self, groups: list[ScoredGroup], header: dict[str, Any]) -> list[Messages]:
         with span("pack", step=header["step"]):

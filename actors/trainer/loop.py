@@ -247,6 +247,7 @@ class TrainerActor:
             StartOverError, PeerRefusedError, PackerSilentError: as `newest_order`.
         """
         if self._takes_turns:
+            log.info("trainer waits for engines to give its device back (up.colocate: turns)")
             with span("wait for the turn", waits=True):
                 directive = wait_for_order(self.membership, self._drain, lambda directive: directive.has_turn)
             if directive is None:

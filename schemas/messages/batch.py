@@ -231,7 +231,7 @@ class BatchPart(Message):
     kind: ClassVar[str] = "batch_part"
 
     term: int
-    """As in the batch, and so the next four: a part is dropped where the batch would be."""
+    """The batch's own, like the three fields below: receivers drop a part where they would drop the batch."""
     incarnation: int
     rank: int
     step: int

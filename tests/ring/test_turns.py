@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from actors.engines.fake import FakeEngine
+from actors.engines.protocol import EngineStoppedError
 from actors.learner.fake import FakeLearner
 from schemas.config import RunConfig
 from tests.ring.harness import SHORT_LEASE, check_promise, ring, ring_config, steps_recorded, wait_until
+
+ALL_WITH_TWO_ENGINES = ("packer-0", "trainer-0", "inference-0", "inference-1", "reward-0", "rollout-0")
 
 
 class Device:
@@ -35,7 +39,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The device of all learners and engines of this process."""
     device, step, sample = Device(), FakeLearner.step, FakeEngine._extend
-    init, rest, wake, close = FakeEngine.__init__, FakeEngine.rest, FakeEngine.wake, FakeEngine.close
+    rest, wake, close = FakeEngine.rest, FakeEngine.wake, FakeEngine.close
 
     def stepped(learner: FakeLearner, *arguments: Any, **keywords: Any) -> Any:
         device.note(device.ranks, learner, uses=True, what="a step is trained")
@@ -65,7 +69,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(FakeLearner, "step", stepped)
     for name, method in (("rest", rested), ("wake", woken), ("_extend", extended), ("close", closed)):
         monkeypatch.setattr(FakeEngine, name, method)
-    assert init is FakeEngine.__init__
     yield device
     assert device.both == []
 
@@ -82,6 +85,33 @@ def test_a_run_in_turns_trains_what_it_trains_without(tmp_path: Path, device: De
         run.start().wait()
     check_promise(config)
     assert device.num_rests >= 4
+
+
+@pytest.mark.slow
+def test_a_broadcast_is_over_before_an_engine_rests(tmp_path: Path, device: Device) -> None:
+    """Weights by rendezvous to two engines: no update is given up because a member has stopped for the trainer."""
+    weights = {"channel": "rendezvous", "timeout": 20.0, "directory": str(tmp_path / "weights")}
+    up = {"colocate": "turns", "inference": 2}
+    config = ring_config(tmp_path, weights=weights, up=up, trainer={"max_steps": 10})
+    with capture_logs() as lines, ring(config) as run:
+        run.start(*ALL_WITH_TWO_ENGINES)
+        run.wait()
+    check_promise(config)
+    assert [line for line in lines if "given up" in line["event"] or line["event"] == "weights not sent"] == []
+
+
+def test_an_engine_that_keeps_its_memory_is_told_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its actor exits, so that the trainer gets its turn and a new process starts an engine."""
+
+    def stuck(engine: FakeEngine, timeout: float) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(FakeEngine, "rest", stuck)
+    with ring(in_turns(tmp_path, trainer={"max_steps": 3})) as run:
+        run.start()
+        wait_until(lambda: run["inference-0"].error, "the end of the engine's actor")
+        assert isinstance(run["inference-0"].error, EngineStoppedError)
+        assert "did not give its memory back to the trainer within" in str(run["inference-0"].error)
 
 
 @pytest.mark.slow

@@ -105,6 +105,17 @@ def test_activations_grow_with_the_row_and_shrink_with_checkpointing(model_folde
 
 
 @pytest.mark.slow
+def test_a_trainer_at_rest_has_all_but_what_a_step_needs(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Weights, gradients and states stay; longer rows make a step larger, and the rest is the same."""
+    config = run_config(model_folder("qwen3"))
+    long = estimate(config.model_copy(update={"packer": config.packer.model_copy(update={"sequence_len": 4096})}))
+    short = estimate(config)
+    assert short.resting_trainer == long.resting_trainer
+    assert short.trainer < long.trainer
+    assert long.resting_trainer >= long.weights + long.gradients + long.optimizer
+
+
+@pytest.mark.slow
 def test_reference_and_engine_are_counted_where_the_run_has_them(model_folder: ModelFolder) -> None:
     """A reference is a second model, under LoRA none; the KV cache is 2 × layers × heads × dim per token."""
     config = run_config(model_folder(), reference={"beta": 0.1})

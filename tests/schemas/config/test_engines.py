@@ -39,6 +39,28 @@ def test_vllm_fits_the_rest_of_the_run(tmp_path: Path, engine: Any, up: int, pro
 
 
 @pytest.mark.parametrize(
+    ("engine", "refused"),
+    [
+        ({"type": "fake"}, False),
+        ({"type": "embedded"}, False),
+        ({"type": "vllm"}, False),
+        ({"type": "vllm", "urls": URLS[:1]}, True),
+        ({"type": "sglang", "mem_fraction_static": 0.3}, True),
+    ],
+    ids=str,
+)
+def test_turns_are_for_engines_that_give_memory_back(tmp_path: Path, engine: Any, refused: bool) -> None:
+    """Side by side all of them may share a GPU."""
+    for colocate in (True, "turns"):
+        sections: Any = {"inference": {"engine": engine}, "up": {"colocate": colocate}}
+        if refused and colocate == "turns":
+            with pytest.raises(ConfigError, match=r"up\.colocate: turns needs engine vllm or embedded"):
+                ring_config(tmp_path, **sections)
+        else:
+            assert ring_config(tmp_path, **sections).up.colocate == colocate
+
+
+@pytest.mark.parametrize(
     ("engine", "lora", "problem"),
     [
         ({"type": "embedded"}, True, None),

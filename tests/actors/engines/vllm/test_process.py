@@ -41,6 +41,14 @@ def wait_for(condition: Any, seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def test_a_server_that_takes_turns_on_a_gpu_can_give_memory_back() -> None:
+    """On CPUs vLLM has no such mode, and refuses the option."""
+    for on_cpu in (False, True):
+        words = command(model(), engine(), on_cpu=on_cpu, port=8001, takes_turns=True)
+        assert ("--enable-sleep-mode" in words) == (not on_cpu)
+    assert "--enable-sleep-mode" not in command(model(), engine(), on_cpu=False, port=8001)
+
+
 def test_the_command_line_says_what_is_configured() -> None:
     """Keys, what the contract needs, and the user's own arguments last."""
     words = command(
