@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from actors.engines import embedded, fake, sglang, vllm
 from actors.process.actor import Actor
@@ -22,6 +22,8 @@ from schemas.config.services import is_wildcard
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from actors.algorithms.difficulty_pools import DifficultyPools, Keys
     from actors.algorithms.losses import CustomLoss
     from actors.callbacks.loop import CallbacksActor
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from actors.trajectories.chat import Chat
     from actors.uploader.loop import UploaderActor
     from bus.weights import WeightPublisher, WeightReceiver
+    from bus.weights.memory import Memory
     from schemas.config.data import Split
     from schemas.config.environments import EnvironmentConfig
     from schemas.messages import Purpose
@@ -368,28 +371,46 @@ def make_trainer(
 
 def make_publisher(config: RunConfig) -> "WeightPublisher":
     """Make the trainer's end of the configured weight channel."""
-    if config.weights.channel == "rendezvous":
-        from bus.weights.rendezvous import RendezvousPublisher
+    if config.weights.channel == "filesystem":
+        from bus.weights.filesystem import FilesystemPublisher
 
-        settings = config.weights
-        listen = config.bus.host if config.bus.control.startswith("tcp") else ""
-        return RendezvousPublisher(
-            reachable_host(config), settings.bucket_bytes, settings.keep, settings.timeout, listen
-        )
-    from bus.weights.filesystem import FilesystemPublisher
+        return FilesystemPublisher(weights_folder(config), config.weights.keep)
+    from bus.weights.rendezvous import RendezvousPublisher
 
-    return FilesystemPublisher(weights_folder(config), config.weights.keep)
+    settings = config.weights
+    listen = config.bus.host if config.bus.control.startswith("tcp") else ""
+    memory = weight_memory(config, "trainer")
+    return RendezvousPublisher(
+        reachable_host(config), settings.bucket_bytes, settings.keep, settings.timeout, listen, memory
+    )
 
 
 def make_receiver(config: RunConfig, boot_id: str) -> "WeightReceiver":
     """Make an inference actor's end of the configured weight channel."""
+    if config.weights.channel == "filesystem":
+        from bus.weights.filesystem import FilesystemReceiver
+
+        return FilesystemReceiver(weights_directory(config))
+    from bus.weights.rendezvous import RendezvousReceiver
+
+    return RendezvousReceiver(boot_id, reachable_host(config), config.weights.timeout, weight_memory(config, "engine"))
+
+
+def weight_memory(config: RunConfig, end: Literal["trainer", "engine"]) -> "Memory":
+    """Make the memory in which one end of a broadcast has its copies of the weights."""
+    from bus.weights.device_memory import DeviceMemory
+    from bus.weights.memory import HostMemory
+
     if config.weights.channel == "rendezvous":
-        from bus.weights.rendezvous import RendezvousReceiver
+        return HostMemory()
+    computes_here = end == "trainer" or config.inference.engine.loads_model
 
-        return RendezvousReceiver(boot_id, reachable_host(config), config.weights.timeout)
-    from bus.weights.filesystem import FilesystemReceiver
+    def device() -> "torch.device":
+        from actors.models.loading import device_of  # imports torch
 
-    return FilesystemReceiver(weights_directory(config))
+        return device_of(config.model if computes_here else config.model.model_copy(update={"device": "cpu"}))
+
+    return DeviceMemory(device)
 
 
 def reachable_host(config: RunConfig) -> str:

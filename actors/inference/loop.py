@@ -87,7 +87,7 @@ class InferenceActor:
             generated_tokens=0,
             holds_two_versions=False,
             update_seconds=NO_UPDATE,
-            weight_ranks=int(self._config.weights.channel == "rendezvous"),
+            weight_ranks=int(self._config.weights.channel != "filesystem"),
         )
         try:
             with span("wait for the trainer", waits=True, least=SHORT_SECONDS):
@@ -132,7 +132,12 @@ class InferenceActor:
     def _serve(self, engine: Engine) -> None:
         boot_id, registry = self.membership.boot_id, self._metrics.registry
         server, url = listen(self._config, engine, boot_id, self.port, registry)
-        self.membership.report(phase="running", url=url, holds_two_versions=engine.holds_two_versions)
+        self.membership.report(
+            phase="running",
+            url=url,
+            holds_two_versions=engine.holds_two_versions,
+            weight_place=self.updates.place,
+        )
         log.info("engine serves", url=url)
         try:
             while not self.follow(engine):

@@ -58,9 +58,15 @@ class WeightUpdates:
         self._given_up = (math.inf, "")
         """Time at which to report the update entered last as given up, and the reason."""
         self._failures = 0
-        """Versions in a row that could not be loaded, rendezvous channel and file alike."""
+        """Versions in a row that could not be loaded, by any channel."""
         # no version yet; 0 is the model as configured
         metrics.set("grpo_inference_policy_version", -1)
+
+    @property
+    def place(self) -> str:
+        """Machine and device on which weights are received, for channel `device`. Imports torch."""
+        # a receiver of files has none
+        return str(getattr(self._receiver, "place", ""))
 
     def follow(self, engine: Engine, directive: InferenceDirective) -> None:
         """Load the version of a directive if the engine lacks the version and may load now.
@@ -98,7 +104,7 @@ class WeightUpdates:
 
         Raises:
             EngineStoppedError: the engine has failed, or MAX_FAILURES versions in a row could not be loaded, the last
-                one by the rendezvous channel. The packer has then excluded this engine from updates; a new process is
+                one by a channel with updates. The packer has then excluded this engine from updates; a new process is
                 included again.
         """
         started = time.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actors.learner.host_copies import host_copies
+from actors.learner.host_copies import cast, host_copies
 from actors.learner.saved_tensors import SavedTensors
 from actors.learner.shards import gathered, overwrite
 from actors.learner.snapshots import Snapshot, copied
@@ -20,17 +20,20 @@ from bus.weights import Weights
 from schemas.config.model import LoraConfig, ModelConfig
 
 
-def weights(model: nn.Module, config: ModelConfig, keep: bool = True) -> Weights:
-    """Return the adapter in float32, or all weights in `model.dtype`, on the CPU.
+def weights(model: nn.Module, config: ModelConfig, keep: bool = True, on_host: bool = True) -> Weights:
+    """Return the adapter in float32, or all weights in `model.dtype`.
 
     Args:
         model: model of this rank.
         config: configuration of the model.
         keep: True on the publishing rank. Each rank must call, to lend parts of weights spread over ranks.
+        on_host: True for copies on the CPU. False: tensors on the model's device, which the next step changes.
     """
+    dtype = loading.TORCH_DTYPES[config.dtype] if config.lora is None else torch.float32  # as trained
+    named = _gathered(model, config, keep)
+    tensors = host_copies(named, dtype) if on_host else cast(named, dtype)
     if config.lora is None:
-        return Weights("full", host_copies(_gathered(model, config, keep), loading.TORCH_DTYPES[config.dtype]))
-    tensors = host_copies(_gathered(model, config, keep), torch.float32)  # as trained
+        return Weights("full", tensors)
     return Weights("adapter", tensors, {"adapter_config.json": _adapter_config(model, config.lora)})
 
 

@@ -31,6 +31,11 @@ def host_copies(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> di
     return copies
 
 
+def cast(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return tensors by name where they are, floating-point ones in `dtype`. Those of that precision are no copies."""
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors}
+
+
 def _pinned(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 

@@ -490,9 +490,13 @@ class TorchLearner:
     # --- publish and save ----------------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
-        """Return the adapter, or all weights, in the published precision, on the CPU. For rank 0."""
+        """Return the adapter, or all weights, in the published precision. For rank 0.
+
+        Tensors are on the CPU; in channel `device` they stay on the model's device, and the next step changes them.
+        """
+        on_host = self._config.weights.channel != "device"
         with self._parallelism.gathering(WEIGHTS):
-            return formats.weights(self.model, self._config.model)
+            return formats.weights(self.model, self._config.model, on_host=on_host)
 
     def snapshot(self) -> Snapshot:
         """Return files for transformers (full) or peft (LoRA) to load; `trainer/` holds the rest of the state.

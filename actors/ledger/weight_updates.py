@@ -1,4 +1,4 @@
-"""Weight updates of the rendezvous channel: members of each update, and recovery from a failed update (P24).
+"""Weight updates of channels that broadcast: members of each update, and recovery from a failed update (P24).
 
     idle ──engines lack the target──▶ under way ──all members serve it──▶ idle
                                           │ a member is gone, or a member or the trainer reports a failure, or
@@ -75,9 +75,9 @@ class Updates:
             engines: newest heartbeats of the live engines, by identity.
             trainer: newest heartbeat of rank 0. None: no gang.
         """
-        is_possible = target is not None and target.channel == "rendezvous" and trainer is not None
+        is_possible = target is not None and target.is_broadcast and trainer is not None
         if not (self._under_way or is_possible):
-            return False  # at once: with the other channel there is nothing to look at in any round
+            return False  # at once: with files there is nothing to look at in any round
         live = {
             heartbeat.boot_id: heartbeat
             for heartbeat in engines.values()
@@ -88,11 +88,11 @@ class Updates:
             del self._failures[next(boot_id for boot_id in self._failures if boot_id not in live)]
         if self._under_way:
             self._follow(now, live, trainer)
-        if self._under_way or target is None or target.channel != "rendezvous" or trainer is None:
+        if self._under_way or target is None or not target.is_broadcast or trainer is None:
             return False
         # sorted, so that the same engines are the same members and may keep their process group
         lacking = [
-            WeightMember(boot_id=boot_id, num_ranks=heartbeat.weight_ranks)
+            WeightMember(boot_id=boot_id, num_ranks=_ranks(target, heartbeat))
             for boot_id, heartbeat in sorted(live.items())
             if heartbeat.policy != target.policy and boot_id not in self.quarantined
         ]
@@ -143,6 +143,11 @@ class Updates:
             members=members,
         )
         self._under_way, self._broken = True, False
+
+
+def _ranks(target: Manifest, engine: InferenceHeartbeat) -> int:
+    """Return the number of ranks of an engine in an update: none in the place of the trainer's copy, which it maps."""
+    return 0 if target.place and engine.weight_place == target.place else engine.weight_ranks
 
 
 def _progress(members: Sequence[str], live: Mapping[str, InferenceHeartbeat]) -> tuple[object, ...]:

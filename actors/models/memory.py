@@ -148,7 +148,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         output_layer=3 * CHUNK_BYTES["cpu" if on_cpu else "cuda"] + policy.head_gradient,
         reference=base + exact if has_second else 0,
         teacher=parameter_bytes(teacher, "trainer.teacher.path") if taught else 0,
-        published=published * (config.weights.keep if config.weights.channel == "rendezvous" else 1),
+        published=published * (1 if config.weights.channel == "filesystem" else config.weights.keep),
         checkpoint=policy.trained_bytes + policy.states + saved_vision + (exact or base) * moves,
         engine_weights=base + policy.adapter if engine.loads_model and not engine.has_server else 0,
         engine_kv_cache=kv_cache,

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from actors.ops.recorded_steps import RecordedSteps, recorded_line
 from bus.run_folder import RunFolder
-from bus.weights.buckets import pack
+from bus.weights.device_memory import DeviceMemory
 from bus.weights.filesystem import FilesystemPublisher
+from bus.weights.memory import HostMemory
 from schemas.config import RunConfig
 from schemas.messages import PolicyVersion
 
@@ -111,9 +112,13 @@ def recorded_threads(config: RunConfig, step: int) -> int | None:
 
 def _digest(learner: "Learner", config: RunConfig) -> str:
     """Return the digest of the learner's weights, computed as by the run's weight channel."""
+    import torch
+
     weights = learner.weights()
-    if config.weights.channel == "rendezvous":
-        return pack(weights, config.weights.bucket_bytes).header.digest
+    if config.weights.channel != "filesystem":
+        # digests are equal on all devices
+        memory = HostMemory() if config.weights.channel == "rendezvous" else DeviceMemory(lambda: torch.device("cpu"))
+        return memory.pack(weights, config.weights.bucket_bytes).header.digest
     # the digest is one of the published files, so the weights are written as a publisher writes them
     with tempfile.TemporaryDirectory() as folder:
         publisher = FilesystemPublisher(RunFolder(Path(folder) / "weights", "replay", Path(folder)), 2)

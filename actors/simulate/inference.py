@@ -51,7 +51,7 @@ class Inference:
             generated_tokens=self.engine.tokens,
             holds_two_versions=False,
             update_seconds={},
-            weight_ranks=int(self._ring.config.weights.channel == "rendezvous"),
+            weight_ranks=int(self._ring.config.weights.channel != "filesystem"),
         )
         self._ring.send(self._ring.packer.hear, self.engine.identity, heartbeat)
 

@@ -1,12 +1,13 @@
 """Weight channels, from the trainer to the engines, for published versions of the policy.
 
 A channel is a publisher in the trainer and a receiver in each inference actor. The packer passes the `Manifest`
-on and never sees a tensor. `bus.weights.filesystem` writes files, `bus.weights.rendezvous` broadcasts.
+on and never sees a tensor. `bus.weights.filesystem` writes files. `bus.weights.rendezvous` broadcasts, from host memory
+or, as channel `device`, from the device of the trainer (`bus.weights.device_memory`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from schemas.messages import Manifest, PolicyVersion, WeightUpdate
 
@@ -25,6 +26,9 @@ class Weights:
     """Texts by file name; only names in FILES."""
     directory: str = ""
     """Directory with the same weights as files, for engines that read files; empty: none."""
+    share: Callable[[], dict[str, Any]] | None = None
+    """Returns the arguments `handle` and `tensors` with which one process on the same device maps the same weights
+    (`bus.weights.inside`); None: nobody else can."""
 
 
 FILES: Mapping[str, frozenset[str]] = {"full": frozenset(), "adapter": frozenset({"adapter_config.json"})}

@@ -129,7 +129,7 @@ def pack(weights: Weights, bucket_bytes: int, spare: "Sequence[torch.Tensor]" = 
         bucket_bytes: most bytes of a bucket; a larger tensor fills a bucket alone.
         spare: buckets of an older version, no longer read; their memory is reused if all sizes fit.
     """
-    cuts = list(_cut(weights, bucket_bytes))
+    cuts = list(cut(weights, bucket_bytes))
     flats = staged([sum(tensor.nbytes for _, tensor in tensors) for tensors in cuts], spare)
     # new for each version: bucket numbers are the nonces, and codes can be forged once a key has used a nonce twice
     key = secrets.token_bytes(KEY_BYTES)
@@ -200,7 +200,8 @@ def unpack(bucket: Bucket, flat: "torch.Tensor") -> "dict[str, torch.Tensor]":
     return tensors
 
 
-def _cut(weights: Weights, bucket_bytes: int) -> "Iterator[Sequence[tuple[str, torch.Tensor]]]":
+def cut(weights: Weights, bucket_bytes: int) -> "Iterator[Sequence[tuple[str, torch.Tensor]]]":
+    """Yield the tensors of each bucket by name: neighbours up to `bucket_bytes`, or one larger tensor."""
     cut: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in weights.tensors.items():
@@ -214,6 +215,11 @@ def _cut(weights: Weights, bucket_bytes: int) -> "Iterator[Sequence[tuple[str, t
         yield cut
 
 
+def dtype_name(tensor: "torch.Tensor") -> str:
+    """Return the name of a tensor's dtype without `torch.`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _fill(
     key: bytes, number: int, flat: "torch.Tensor", tensors: "Iterable[tuple[str, torch.Tensor]]"
 ) -> tuple[Bucket, bytes]:
@@ -225,8 +231,7 @@ def _fill(
         part = flat.numpy()[start : start + tensor.nbytes]
         # numpy copies in this thread; torch would use threads of its own, which keep spinning next to the fillers
         part[:] = tensor.detach().cpu().contiguous().reshape(-1).view(flat.dtype).numpy()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        places.append(Place(name, dtype, tuple(tensor.shape), blake3(part.data).hexdigest()))
+        places.append(Place(name, dtype_name(tensor), tuple(tensor.shape), blake3(part.data).hexdigest()))
         # at once, while the bytes are still in a cache near the core
         _feed(mac, part)
         start += tensor.nbytes

@@ -1,9 +1,10 @@
-"""Groups of processes that broadcast tensors with gloo. Members meet, send and leave, and never wait without a limit.
+"""Groups of processes that broadcast tensors. Members meet, send and leave, and never wait without a limit.
 
-Every wait calls a check again and again, so that a newer update or the end of the actor stops the wait at once. An
-abandoned collective ends by its own timeout in gloo's threads; until then its memory must not be used for anything
-else. The members of a group meet in a TCPStore. Neither the store nor the wire is authenticated or encrypted:
-the receiver checks the bytes (`bus.weights.buckets`).
+Tensors of the host travel by gloo, tensors of GPUs by NCCL. Every wait calls a check again and again, so that a newer
+update or the end of the actor stops the wait at once. An abandoned collective ends by its own timeout in gloo's
+threads, and by an abort with NCCL; until then its memory must not be used for anything else. The members of a group
+meet in a TCPStore. Neither the store nor the wire is authenticated or encrypted: the receiver checks the bytes
+(`bus.weights.memory`).
 """
 
 import contextlib
@@ -11,17 +12,22 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from bus import threads
 from bus.weights import UpdateAbandonedError
 from schemas.errors import ConfigError
 
+if TYPE_CHECKING:
+    import torch
+
 CHECK_SECONDS = 0.02
 """Seconds between two checks while waiting."""
 STORE_TIMEOUT = timedelta(seconds=30)
-GLOO_TIMEOUTS = 2
-"""Gloo's own timeout as a multiple of `weights.timeout`: a broadcast starts while the previous is still awaited."""
+OWN_TIMEOUTS = 2
+"""Timeout of gloo and NCCL themselves as a multiple of `weights.timeout`: a broadcast starts while the previous one is
+still awaited."""
 
 
 class Wait:
@@ -68,8 +74,9 @@ class ProcessGroup:
             every other call of the same client.
         rank: rank of this process; 0 is the trainer.
         size: number of ranks.
-        host: address of this machine that the other members reach.
-        wait: limits of the update. Gloo gives up by itself after GLOO_TIMEOUTS × the timeout.
+        host: address of this machine that the other members reach; with NCCL unused, which finds its own.
+        device: device of the tensors. A group of one, which sends nothing, meets nobody.
+        wait: limits of the update. Gloo and NCCL give up by themselves after OWN_TIMEOUTS × the timeout.
 
     Raises:
         UpdateAbandonedError: the members did not meet.
@@ -84,18 +91,17 @@ class ProcessGroup:
         size: int,
         host: str,
         wait: Wait,
+        device: "torch.device",
     ) -> None:
-        self.name = name
+        self.name, self._on_gpu = name, device.type == "cuda"
+        timeout = timedelta(seconds=OWN_TIMEOUTS * wait.timeout)
 
         def meet() -> tuple[Any, Any]:
-            import torch
-
-            distributed: Any = torch.distributed
-            store, gloo = find(), distributed.ProcessGroupGloo
-            options = gloo._Options()
-            options._devices = [_device(gloo, host)]
-            options._timeout = timedelta(seconds=GLOO_TIMEOUTS * wait.timeout)
-            return store, gloo(store, rank, size, options)
+            store = find()
+            if size == 1:
+                return store, None
+            make = partial(_nccl, device) if self._on_gpu else partial(_gloo, host)
+            return store, make(store, rank, size, timeout)
 
         self.store, self._process_group = in_time(meet, wait, "the members of an update did not meet")
         self._under_way: list[Any] = []
@@ -104,7 +110,7 @@ class ProcessGroup:
         """Start to send (rank 0) or to receive (other ranks) a uint8 tensor in place. Does not wait.
 
         Args:
-            flat: tensor [num_bytes] of dtype uint8 on the CPU. It must stay unused until the broadcast has ended.
+            flat: tensor [num_bytes] of dtype uint8 on the group's device, unused until the broadcast has ended.
             wait: limits for `Broadcast.wait`.
 
         Raises:
@@ -121,7 +127,8 @@ class ProcessGroup:
     def leave(self) -> None:
         """Leave the group without waiting. Broadcasts under way end in the background."""
         # freeing a gloo group waits for all its collectives, so a thread holds the last references
-        threads.start_helper("weights-left", _outlive, self._process_group, self._under_way)
+        if self._process_group is not None:
+            threads.start_helper("weights-left", _outlive, self._process_group, self._under_way, self._on_gpu)
         self._process_group, self._under_way = None, []
 
 
@@ -240,23 +247,54 @@ def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
     return made[0]
 
 
-def _device(gloo: Any, host: str) -> Any:
-    """Return gloo's device on an address of this machine; by itself gloo takes the address of the machine's name.
+def _gloo(host: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return a group of gloo, connected over an address of this machine.
 
     Raises:
         ConfigError: this machine does not have the address.
     """
+    import torch
+
+    distributed: Any = torch.distributed
+    gloo = distributed.ProcessGroupGloo
+    options = gloo._Options()
     try:
-        return gloo.create_device(hostname=host)
+        # by itself gloo takes the address of the machine's name
+        options._devices = [gloo.create_device(hostname=host)]
     except RuntimeError as error:
         raise ConfigError(
             f"bus.host, bus.advertise_host: {host} is no address of this machine ({error}); behind NAT use "
             "weights.channel: filesystem"
         ) from error
+    options._timeout = timeout
+    return gloo(store, rank, size, options)
 
 
-def _outlive(process_group: Any, works: list[Any]) -> None:
-    """Hold a group until all its collectives have completed."""
+def _nccl(device: "torch.device", store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return a group of NCCL, connected.
+
+    Raises:
+        ConfigError: this torch has no NCCL.
+    """
+    import torch
+
+    distributed: Any = torch.distributed
+    if not distributed.is_nccl_available():
+        raise ConfigError("weights.channel: device needs NCCL between GPUs, and this torch has none; use rendezvous")
+    options = distributed.ProcessGroupNCCL.Options()
+    # a call that waits inside NCCL could not be aborted
+    options.config.blocking = 0
+    options._timeout = timeout
+    group = distributed.ProcessGroupNCCL(store, rank, size, options)
+    # here and not in the first broadcast, which must not wait
+    group.eager_connect_single_device(device)
+    return group
+
+
+def _outlive(process_group: Any, works: list[Any], on_gpu: bool) -> None:
+    """Hold a group until all its collectives have completed; NCCL's are ended."""
     threads.mark("weights.left")
+    if on_gpu:
+        process_group.abort()
     while not all(work.is_completed() for work in works):
         time.sleep(0.1)

@@ -1,26 +1,32 @@
 """Weights by broadcast: trainer and engines meet through a TCPStore, and each bucket goes to all engines at once.
 
     packer    names an update: id, group, policy, members by boot id (P24: only named members enter an update)
-    trainer   rank 0 of the group; broadcasts its copy of the version's buckets
-    engine    checks each bucket, and writes the number of checked buckets into the store (`got`)
+    trainer   rank 0 of the group; broadcasts its copy of the version's buckets, and lends it to members without a rank
+    engine    receives or copies the buckets, checks each, and writes the number of checked buckets into the store
+              (`got`)
+
+A member without a rank is in the same place as the trainer's copy (`bus.weights.memory`): on the same device of the
+same machine. Two processes on one GPU can't be in one group of NCCL.
 
 A group (`bus.weights.process_groups`) lasts until its members change or a transfer fails. Received bytes are checked by
 the manifest's digest and key, which came over the control plane.
 
     the trainer's store        version/POLICY → codes and header of each version held; group/NAME → address of its store
-    the newest group's store   got/BOOT_ID → "UPDATE NUM_BUCKETS", and gloo's own keys; closed with the group
+    the newest group's store   got/BOOT_ID → "UPDATE NUM_BUCKETS", lent/UPDATE/BOOT_ID → handle of the buckets, and the
+                               group's own keys; closed with the group
 """
 
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from bus.weights import UpdateAbandonedError, Weights
-from bus.weights.buckets import Header, PackedWeights, codes_from, pack, staged, unpack, verify
+from bus.weights.buckets import Header, PackedWeights, codes_from, unpack
+from bus.weights.memory import HostMemory, Memory
 from bus.weights.process_groups import Broadcast, ProcessGroup, Store, Wait, client_of, in_time
 from schemas.messages import Manifest, PolicyVersion, WeightUpdate
 
@@ -41,9 +47,13 @@ class RendezvousPublisher:
         keep: number of the newest versions held.
         timeout: `weights.timeout`, seconds without progress until an update is given up.
         listen: address on which the stores listen, each on a free port; may be a wildcard. Empty: `host`.
+        memory: memory of the copies.
     """
 
-    def __init__(self, host: str, bucket_bytes: int, keep: int, timeout: float, listen: str = "") -> None:
+    def __init__(
+        self, host: str, bucket_bytes: int, keep: int, timeout: float, listen: str = "", memory: Memory | None = None
+    ) -> None:
+        self._memory = memory or HostMemory()
         self._host, self._bucket_bytes, self._keep, self._timeout = host.strip("[]"), bucket_bytes, keep, timeout
         self._listen = listen.strip("[]") or self._host
         self._store: Store | None = None
@@ -59,6 +69,8 @@ class RendezvousPublisher:
         self._process_group_store: Store | None = None
         self._process_group_name = ""
         """Name of the newest group. `_process_group` is None if this group was given up."""
+        self._lent: list[str] = []
+        """Keys of the handles of the update under way, in the newest group's store."""
         self._process_group: ProcessGroup | None = None
 
     @property
@@ -84,15 +96,16 @@ class RendezvousPublisher:
     def publish(self, policy: PolicyVersion, weights: Weights) -> Manifest:
         """Copy a version into buckets and return its manifest. Engines can ask for the version from now on."""
         store = self._open()
-        packed, self._spare = pack(weights, self._bucket_bytes, self._spare), ()
+        packed, self._spare = self._memory.pack(weights, self._bucket_bytes, self._spare), ()
         manifest = Manifest(
             policy=policy,
-            channel="rendezvous",
+            channel=self._memory.channel,
             content=weights.content,
             uri=store.address,
             digest=packed.header.digest,
             num_bytes=sum(packed.header.sizes),
             key=packed.key.hex(),
+            place=self._memory.place,
         )
         # one value, codes first: each key that an engine reads costs another round trip
         store.server.set(_version_key(policy), b"".join(packed.codes).hex().encode() + packed.header.encode())
@@ -157,14 +170,27 @@ class RendezvousPublisher:
                 missed = [boot_id for boot_id, count in counts.items() if count < max(counts.values())]
             raise UpdateAbandonedError(str(error), missed) from error
         finally:
+            for name in self._lent:
+                assert self._process_group_store is not None
+                self._process_group_store.server.delete_key(name)
+            self._lent = []
             self._sending = None  # the version may be pruned from here on
+
+    def _lend(self, update: WeightUpdate, packed: PackedWeights) -> None:
+        """Tell each member without a rank how to map the buckets."""
+        assert self._process_group_store is not None
+        for member in update.members:
+            if not member.num_ranks:
+                self._lent.append(_lent_key(update, member.boot_id))
+                self._process_group_store.server.set(self._lent[-1], self._memory.lend(packed.bytes_of, packed.key))
 
     def _broadcast(self, update: WeightUpdate, packed: PackedWeights, wait: Wait) -> None:
         under_way: deque[Broadcast] = deque()
         try:
             process_group = self.process_group_of(update, wait)
+            self._lend(update, packed)
             # at most AHEAD at once: more would only share the wire
-            for flat in packed.bytes_of:
+            for flat in packed.bytes_of if update.num_ranks > 1 else ():
                 under_way.append(process_group.broadcast(flat, wait))
                 if len(under_way) == AHEAD:
                     under_way.popleft().wait()
@@ -201,7 +227,13 @@ class RendezvousPublisher:
         address = self._process_group_store.address
         server.set(_process_group_key(update.process_group), address)
         self._process_group = ProcessGroup(
-            update.process_group, lambda: client_of(address, self._timeout), 0, update.num_ranks, self._host, wait
+            update.process_group,
+            lambda: client_of(address, self._timeout),
+            0,
+            update.num_ranks,
+            self._host,
+            wait,
+            self._memory.device,
         )
         return self._process_group
 
@@ -228,10 +260,12 @@ class RendezvousReceiver:
         boot_id: boot id of the engine's inference actor.
         host: address of this machine that the other members reach.
         timeout: `weights.timeout`, seconds without progress until an update is given up.
+        memory: memory of what is received.
     """
 
-    def __init__(self, boot_id: str, host: str, timeout: float) -> None:
+    def __init__(self, boot_id: str, host: str, timeout: float, memory: Memory | None = None) -> None:
         self._boot_id, self._host, self._timeout = boot_id, host.strip("[]"), timeout
+        self._memory = memory or HostMemory()
         self._clients: dict[str, Any] = {}
         """Client of the trainer's store, by its address."""
         self._process_group: ProcessGroup | None = None
@@ -245,6 +279,11 @@ class RendezvousReceiver:
         return self._process_group
 
     @property
+    def place(self) -> str:
+        """Place of what is received (`bus.weights.memory`)."""
+        return self._memory.place
+
+    @property
     def staging(self) -> Sequence[Any]:
         """Buckets received last; the next version reuses their memory."""
         return self._staging
@@ -255,6 +294,11 @@ class RendezvousReceiver:
         The next call overwrites the memory of the tensors. Arguments and errors: `bus.weights.WeightReceiver`.
         """
         assert update is not None  # this channel always comes with an update
+        theirs, ours = (place.partition(":")[0] for place in (manifest.place, self._memory.place))
+        if theirs != ours:
+            raise ValueError(
+                f"the trainer's weights are on {theirs}, the engine is on {ours}; set weights.channel: rendezvous"
+            )
 
         def note_progress() -> None:
             self.progress += 1
@@ -266,15 +310,10 @@ class RendezvousReceiver:
         header, codes = self.header(manifest, wait)
         try:
             process_group = self._process_group_of(manifest, update, wait)
-            self._staging = staged(header.sizes, self._staging)
-            # a generator: each broadcast starts when it is taken, so that no more than AHEAD share the wire
-            begun = (process_group.broadcast(flat, wait) for flat in self._staging)
-            coming = deque(islice(begun, AHEAD))
-            # one code per bucket; the next bucket travels while this one is checked
-            for number, code in enumerate(codes):
-                flat = coming.popleft().wait()
-                coming.extend(islice(begun, 1))
-                verify(key, number, flat, code)
+            self._staging = self._memory.staged(header.sizes, self._staging)
+            arriving = self._arriving(process_group, update, key, wait)
+            for number, (flat, code) in enumerate(zip(arriving, codes, strict=True)):
+                self._memory.verify(key, number, flat, code)
                 try:
                     process_group.store.set(_got_key(self._boot_id), f"{update.update} {number + 1}")
                 except RuntimeError as error:
@@ -289,7 +328,24 @@ class RendezvousReceiver:
         tensors: dict[str, Any] = {}
         for bucket, flat in zip(header.buckets, self._staging, strict=True):
             tensors |= unpack(bucket, flat)
-        return Weights(header.content, tensors, header.files)
+        return Weights(header.content, tensors, header.files, share=self._memory.share(header, self._staging))
+
+    def _arriving(self, process_group: ProcessGroup, update: WeightUpdate, key: bytes, wait: Wait) -> Iterator[Any]:
+        """Yield the buckets as they arrive; the next ones travel while one is checked."""
+        if not update.has_rank(self._boot_id):
+            lent_key = _lent_key(update, self._boot_id)
+            lent = in_time(lambda: process_group.store.get(lent_key), wait, "the trainer lent no weights")
+            self._memory.borrow(bytes(lent), key, self._staging)
+            wait.renew()
+            yield from self._staging
+            return
+        # a generator: each broadcast starts when it is taken, so that no more than AHEAD share the wire
+        begun = (process_group.broadcast(flat, wait) for flat in self._staging)
+        coming = deque(islice(begun, AHEAD))
+        while coming:
+            flat = coming.popleft().wait()
+            coming.extend(islice(begun, 1))
+            yield flat
 
     def header(self, manifest: Manifest, wait: Wait) -> tuple[Header, list[bytes]]:
         """Return the version's header, checked against the manifest, and the code of each bucket.
@@ -326,10 +382,10 @@ class RendezvousReceiver:
             self._process_group = ProcessGroup(
                 name,
                 come,
-                update.first_rank(self._boot_id),
-                update.num_ranks,
+                *((update.first_rank(self._boot_id), update.num_ranks) if update.has_rank(self._boot_id) else (0, 1)),
                 self._host,
                 wait,
+                self._memory.device,
             )
         return self._process_group
 
@@ -373,6 +429,10 @@ def _version_key(policy: PolicyVersion) -> str:
 
 def _process_group_key(process_group: str) -> str:
     return f"group/{process_group}"
+
+
+def _lent_key(update: WeightUpdate, boot_id: str) -> str:
+    return f"lent/{update.update}/{boot_id}"
 
 
 def _got_key(boot_id: str) -> str:

@@ -8,7 +8,7 @@ from schemas.config.base import Section
 if TYPE_CHECKING:
     from schemas.config.run import RunConfig
 
-WeightChannel = Literal["filesystem", "rendezvous"]
+WeightChannel = Literal["filesystem", "rendezvous", "device"]
 
 
 class EngineBase(Section):
@@ -22,7 +22,7 @@ class EngineBase(Section):
     run loads a model or a tokenizer."""
     has_server: ClassVar[bool] = False
     """True if a server holds the model. False: the inference actor itself does."""
-    channels: ClassVar[frozenset[WeightChannel]] = frozenset({"filesystem", "rendezvous"})
+    channels: ClassVar[frozenset[WeightChannel]] = frozenset({"filesystem", "rendezvous", "device"})
     """Values of `weights.channel` with which the engine works."""
     supports_noise: ClassVar[bool] = False
     """True if the engine puts `inference.noise` on the policy."""

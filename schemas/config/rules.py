@@ -188,6 +188,11 @@ def _engine_does_what_is_asked(config: "RunConfig") -> Iterator[str]:
             f"weights.channel: {channel}, but engine {engine.type} takes weights by {others} alone; set "
             f"weights.channel: {others}"
         )
+    if channel == "device" and config.inference.attached:
+        yield (
+            "weights.channel: device needs engines that this run starts, since an existing server may be on another "
+            "device than its inference actor; set weights.channel: rendezvous"
+        )
     if config.inference.noise is not None and not engine.supports_noise:
         yield (
             f"inference.noise: engine {engine.type} can't add noise; remove inference.noise, or set "

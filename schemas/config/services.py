@@ -124,16 +124,19 @@ class WeightsConfig(Section):
     channel: Free[WeightChannel] = "filesystem"
     """Transport of the weights. `filesystem`: one directory per version, published atomically. `rendezvous`: the
     trainer broadcasts to all engines at once and writes no files (gloo, through host memory, where each engine keeps a
-    copy); not with engine `sglang`."""
+    copy). `device`: the same without the way through host memory; engines on the trainer's GPU copy from its memory
+    (CUDA IPC), others receive by NCCL (on CPUs: shared memory, and gloo). Trainer and engines keep their copies on
+    their GPUs. `rendezvous` and `device` not with engine `sglang`."""
     directory: Free[str] = ""
     """Parent of the run's weights folder `grpo-actors-UID-TAG`, which holds versions and the files that engines write
     for their servers. Several runs may share the parent; other files in it are left alone. Empty: /dev/shm on one
     machine, else `output_dir/weights`; files for a server started by its engine are always in /dev/shm."""
     keep: Free[int] = Field(3, ge=2)
-    """Number of newest versions kept, in the weights folder (`filesystem`) or in the trainer's memory
-    (`rendezvous`)."""
+    """Number of newest versions kept, in the weights folder (`filesystem`), in the trainer's memory (`rendezvous`), or
+    on its device (`device`)."""
     bucket_bytes: Free[int] = Field(8 << 20, ge=1)
-    """Bytes of one broadcast in channel `rendezvous`. Engines check one bucket while the next ones are on the wire."""
+    """Bytes of one broadcast in channels `rendezvous` and `device`. Engines check one bucket while the next ones are on
+    the wire."""
     update_mode: Free[UpdateMode] = "interrupt"
     """Treatment of running completions at an update. `drain`: finished under the old weights first. `interrupt`:
     continued under the new weights with a recomputed KV cache. `inflight`: continued under the new weights with the old

@@ -71,17 +71,24 @@ class Manifest(Frozen):
     """Published version of the weights, and its location."""
 
     policy: PolicyVersion
-    channel: Literal["filesystem", "rendezvous"]
+    channel: Literal["filesystem", "rendezvous", "device"]
     content: Literal["full", "adapter"]
     """All weights, or those of the LoRA adapter."""
     uri: Address
-    """Directory of the version (`filesystem`), or address of the trainer's store (`rendezvous`)."""
+    """Directory of the version (`filesystem`), or address of the trainer's store (`rendezvous`, `device`)."""
     digest: Name
     """Digest of the content. Equal weights have equal digests in the same channel, across runs."""
     num_bytes: int
     key: Name = Field(default="", repr=False)
     """Key in hex of the codes that authenticate the buckets of a broadcast; a secret, never written to disk. Empty in
     channel `filesystem`."""
+    place: Name = ""
+    """Machine and device of the trainer's copy, in channel `device`. Engines in the same place map the copy."""
+
+    @property
+    def is_broadcast(self) -> bool:
+        """True if engines get the version by updates (P24), and do not read it by themselves."""
+        return self.channel != "filesystem"
 
 
 class WeightMember(Frozen):
@@ -90,11 +97,14 @@ class WeightMember(Frozen):
     boot_id: Name
     """Id of the engine's process."""
     num_ranks: int
-    """Number of ranks that the engine has in the update's process group."""
+    """Number of ranks that the engine has in the update's process group; 0: it maps the trainer's copy."""
 
 
 class WeightUpdate(Frozen):
-    """One update in channel `rendezvous`, announced by the packer (protocol rule P24). Its members never change."""
+    """One update in channel `rendezvous` or `device`, announced by the packer (protocol rule P24).
+
+    Its members never change.
+    """
 
     update: Name
     """Name of the update, never used again by any packer of the run."""
@@ -112,6 +122,10 @@ class WeightUpdate(Frozen):
     def names(self, boot_id: str) -> bool:
         """Return whether the process with this boot id is a member."""
         return any(member.boot_id == boot_id for member in self.members)
+
+    def has_rank(self, boot_id: str) -> bool:
+        """Return whether a member has ranks in the process group, and does not map the trainer's copy."""
+        return any(member.boot_id == boot_id and member.num_ranks for member in self.members)
 
     def first_rank(self, boot_id: str) -> int:
         """Return the first rank of a member in the process group.
@@ -357,7 +371,7 @@ class TrainerHeartbeat(Heartbeat):
     failure: Reason = ""
     """Reason why the run can't continue, to be told to all actors; empty: none."""
     failed_update: UpdateFailure | None = None
-    """Last update in channel `rendezvous` that failed at this rank."""
+    """Last update that failed at this rank."""
     device: DeviceUse = "free"
     """Use of the device that engines share, with `up.colocate: turns`; else always free."""
 
@@ -385,7 +399,9 @@ class InferenceHeartbeat(Heartbeat):
     update_seconds: dict[str, float]
     """Seconds of the last weight update by part: pause, wire, load."""
     weight_ranks: int = 0
-    """Number of ranks in an update's process group; 0: the engine takes part in no rendezvous."""
+    """Number of ranks in an update's process group; 0: the engine takes part in no update."""
+    weight_place: Name = ""
+    """Machine and device on which the engine receives weights, in channel `device`; see `Manifest.place`."""
     failed_update: UpdateFailure | None = None
     """Last update that failed at this engine."""
     update_progress: int = 0
@@ -535,7 +551,7 @@ class InferenceDirective(Directive):
     manifest: Manifest | None
     """Version to serve; None: none is published."""
     update: WeightUpdate | None = None
-    """Update that brings the manifest's version, in channel `rendezvous`; None: not announced yet."""
+    """Update that brings the manifest's version; None: not announced yet, or files that engines read by themselves."""
     trainer_ready: bool = False
     """True if the living gang has published, and so holds the memory of a step. An engine on a GPU of the trainer
     starts only then."""

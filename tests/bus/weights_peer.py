@@ -29,5 +29,5 @@ if __name__ == "__main__":
     manifest = Manifest.model_validate_json(sys.argv[1])
     members = [WeightMember(boot_id=boot_id, num_ranks=1) for boot_id in sys.argv[4:]]
     update = WeightUpdate(update=sys.argv[2], process_group=sys.argv[2], policy=manifest.policy, members=members)
-    with mock.patch("bus.weights.rendezvous.verify", verify_or_stop):
+    with mock.patch("bus.weights.buckets.verify", verify_or_stop):
         RendezvousReceiver(sys.argv[3], "127.0.0.1", timeout=120.0).receive(manifest, update, lambda: None)

@@ -32,17 +32,20 @@ from tests.ring.harness import (
 UPDATES = "grpo_inference_weight_updates_total"
 
 
-def broadcast_config(folder: Path, transport: str = "ipc", **sections: Any) -> RunConfig:
-    """Two engines, weights by rendezvous, in buckets that hold a tensor each."""
-    weights = {"channel": "rendezvous", "bucket_bytes": 64, "timeout": 20.0, "directory": str(folder / "weights")}
+def broadcast_config(folder: Path, transport: str = "ipc", channel: str = "rendezvous", **sections: Any) -> RunConfig:
+    """Two engines, weights by broadcast, in buckets that hold a tensor each."""
+    weights = {"channel": channel, "bucket_bytes": 64, "timeout": 20.0, "directory": str(folder / "weights")}
     return ring_config(folder, transport, **{"weights": weights, "up": {"inference": 2}} | sections)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1])
-def test_two_engines_are_served_by_broadcast_and_nothing_is_written(tmp_path: Path, level: int) -> None:
-    """Every version that an engine serves came over the wire; lag is as with files."""
-    config = broadcast_config(tmp_path, packer={"groups_per_step": 3, "sequence_len": 64, "max_async_level": level})
+@pytest.mark.parametrize("channel", ["rendezvous", "device"])
+def test_two_engines_are_served_by_broadcast_and_nothing_is_written(tmp_path: Path, channel: str, level: int) -> None:
+    """Every version that an engine serves came over the wire, or from the trainer's memory; lag is as with files."""
+    config = broadcast_config(
+        tmp_path, channel=channel, packer={"groups_per_step": 3, "sequence_len": 64, "max_async_level": level}
+    )
     with ring(config) as running:
         running.start("packer-0", "trainer-0", "inference-0", "inference-1", "reward-0", "rollout-0")
         running.wait(PATIENCE_SECONDS)
@@ -124,9 +127,10 @@ def test_engines_that_come_and_go_cost_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("channel", ["rendezvous", "device"])
 @pytest.mark.parametrize("how", first_of(["SIGKILL", "SIGSTOP"]))
 def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, channel: str
 ) -> None:
     """The other engine and the trainer go on as soon as the lease is over; the same ordinals are trained."""
     faults = tmp_path / "faults"
@@ -134,7 +138,11 @@ def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
     monkeypatch.setenv("GRPO_FAULTS", str(faults))
     slow = {"engine": {"type": "fake", "token_seconds": 0.01}}
     config = broadcast_config(
-        tmp_path, trainer={"max_steps": 60, "checkpoint": {"interval": 10}}, inference=slow, bus=SHORT_LEASE
+        tmp_path,
+        channel=channel,
+        trainer={"max_steps": 60, "checkpoint": {"interval": 10}},
+        inference=slow,
+        bus=SHORT_LEASE,
     )
     with processes(config, tmp_path) as started:
         up = started.up()

@@ -5,6 +5,7 @@ added as a second file.
 """
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from actors.models.tokenizer import model_file
 from bus.run_folder import Scratch, remove_folder
 from bus.weights import Weights, check_files
 from bus.weights.filesystem import FILE_NAMES, no_room
+from bus.weights.inside.grpo_actors_handles import TensorPlace
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
@@ -62,11 +64,7 @@ class Staging:
         shapes = shapes_of(folder / FILE_NAMES["full"])
         if not with_head or HEAD in shapes:
             return folder
-        embeddings = [tensor for tensor in shapes if tensor.endswith(EMBEDDING)]
-        if len(embeddings) != 1:
-            raise ValueError(
-                f"tied embeddings can't be loaded into {self._reader} on a CPU: found {embeddings} as {EMBEDDING}"
-            )
+        embedding = tied_to(shapes, self._reader)
         from safetensors import safe_open  # imported here: torch is slow to import
 
         weights_file, beside = folder / FILE_NAMES["full"], self._scratch.make() / name
@@ -75,7 +73,7 @@ class Staging:
         if folder != beside:
             (beside / weights_file.name).symlink_to(weights_file)
         with safe_open(weights_file, "pt") as file:
-            self._save({HEAD: file.get_tensor(embeddings[0])}, beside / "head.safetensors")
+            self._save({HEAD: file.get_tensor(embedding)}, beside / "head.safetensors")
         return beside
 
     def norms(self, name: str, norms: "dict[str, torch.Tensor]") -> Path:
@@ -112,6 +110,31 @@ class Staging:
         except (SafetensorError, OSError) as error:
             remove_folder(path.parent)
             raise ValueError(str(no_room(tensors, self._scratch.path, error, self._reader))) from error
+
+
+def tied_to(names: Iterable[str], reader: str) -> str:
+    """Return the name of the embedding to which the output head is tied.
+
+    Raises:
+        ValueError: none, or more than one, has the usual name.
+    """
+    found = [name for name in names if name.endswith(EMBEDDING)]
+    if len(found) != 1:
+        raise ValueError(f"tied embeddings can't be loaded into {reader} on a CPU: found {found} as {EMBEDDING}")
+    return found[0]
+
+
+def with_head(places: Sequence[TensorPlace], reader: str) -> list[TensorPlace]:
+    """Return the places of tensors in a block with the output head: tied, it lies where the embedding does.
+
+    Raises:
+        ValueError: as `tied_to`.
+    """
+    by_name = {place[0]: place for place in places}
+    if HEAD in by_name:
+        return list(places)
+    _, dtype, shape, start = by_name[tied_to(by_name, reader)]
+    return [*places, (HEAD, dtype, shape, start)]
 
 
 def shapes_of(path: Path) -> Shapes:

@@ -9,6 +9,7 @@ from actors.engines.external.labels import UnknownWeightsError
 from actors.engines.external.upstream import Json, RefusedError, Upstream
 from actors.engines.protocol import EngineStoppedError, RequestError
 from actors.engines.vllm.inside.grpo_actors_owner_key import HEADER
+from bus.weights.inside.grpo_actors_handles import TensorPlace
 
 HEALTH_SECONDS = 30.0
 """Seconds for a health check. A server busy with long prompts answers late; a dead server refuses at once."""
@@ -89,6 +90,11 @@ class VllmClient:
     async def reload(self, folder: Path) -> None:
         """Overwrite all weights from a folder. After a failure the model may hold pieces of two versions."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self._http.call("POST", "/collective_rpc", body)
+
+    async def take_weights(self, handles: Sequence[Json], tensors: Sequence[TensorPlace]) -> None:
+        """Overwrite all weights from memory, through our extension of the server's workers. Fails as `reload` does."""
+        body = {"method": "take_weights", "kwargs": {"handles": handles, "tensors": tensors}}
         await self._http.call("POST", "/collective_rpc", body)
 
     async def set_norms(self, path: Path) -> None:

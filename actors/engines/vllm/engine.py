@@ -32,7 +32,7 @@ from actors.engines.external.images import check_places, check_prompt, urls_of
 from actors.engines.external.labels import ServedWeights, UnknownWeightsError
 from actors.engines.external.owned import END_SECONDS
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
-from actors.engines.external.staging import check_fit, shapes_of
+from actors.engines.external.staging import check_fit, shapes_of, with_head
 from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import (
     Completion,
@@ -112,7 +112,7 @@ class VllmEngine(ServedEngine):
             python = config.python or sys.executable
             found = installed(python)
             check_version(found.version, python)
-            self._server = OwnServer(model, config, found.on_cpu, log_path, self._sets_norms, memory, takes_turns)
+            self._server = OwnServer(model, config, found.on_cpu, log_path, memory, takes_turns)
             log.info("vLLM starts", url=self._server.url, log=str(log_path))
         url = self._server.url if self._server else server_of(config.urls, server_index)
         self._start(lambda: self._connect(url), config.startup_timeout)
@@ -164,10 +164,15 @@ class VllmEngine(ServedEngine):
         assert version.policy is not None
         number = version.policy.version  # the seed of its noise
         if not self._serves_adapters:
+            if weights.share is not None and self._noise is None and self._server is not None:
+                check_fit(self._shapes, {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()})
+                take = partial(self._take_from_memory, weights.share)
+                return self._switch_all(version, partial(self._overwrite, version, take), timeout)
             clean_or_noisy = weights if self._noise is None else noisy(weights, self._noise, number)
             folder = self._staging.full(version.name, clean_or_noisy, with_head=self._on_cpu)
             check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
-            return self._switch_all(version, partial(self._overwrite, version, self._client.reload, folder), timeout)
+            reload = partial(self._client.reload, folder)
+            return self._switch_all(version, partial(self._overwrite, version, reload), timeout)
         folder = self._staging.adapter(version.name, weights)
         if self._noise is None:
             return self._switch_adapter(version, folder, timeout)
@@ -307,12 +312,21 @@ class VllmEngine(ServedEngine):
     ) -> float:
         async with self._in_time(version, timeout):
             await self._add_adapter(version, folder)
-        overwrite = partial(self._overwrite, version, self._client.set_norms, norms)
+        overwrite = partial(self._overwrite, version, partial(self._client.set_norms, norms))
         return await self._switch_all(version, overwrite, timeout)
 
-    async def _overwrite(self, version: ServedWeights, write: Callable[[Path], Awaitable[None]], path: Path) -> None:
-        await write(path)
+    async def _overwrite(self, version: ServedWeights, write: Callable[[], Awaitable[None]]) -> None:
+        await write()
         await self._client.label(version.label)
+
+    async def _take_from_memory(self, share: Callable[[], dict[str, Any]]) -> None:
+        """Have the server copy all weights from the memory in which this process received them."""
+        num_workers = self._config.tensor_parallel_size * self._config.data_parallel_size
+        shared = [share() for _ in range(num_workers)]
+        tensors = shared[0]["tensors"]
+        if self._on_cpu:
+            tensors = with_head(tensors, "vLLM")
+        await self._client.take_weights([each["handle"] for each in shared], tensors)
 
     async def _stand_still(self) -> float:
         started = time.monotonic()

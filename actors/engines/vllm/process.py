@@ -8,9 +8,10 @@ from pathlib import Path
 from actors.engines.external.owned import OwnedServer
 from actors.engines.http.access import secret
 from actors.engines.http.requests import MOST_TOP_LOGPROBS
-from actors.engines.vllm.inside import grpo_actors_norms as norms
 from actors.engines.vllm.inside import grpo_actors_owner_key as owner_key_module
+from actors.engines.vllm.inside import grpo_actors_worker as worker
 from actors.engines.vllm.shared_gpu import ServerMemory
+from bus.weights.inside import grpo_actors_handles as handles
 from schemas.config.model import ModelConfig
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
@@ -30,7 +31,6 @@ class OwnServer(OwnedServer):
         config: VllmEngineConfig,
         on_cpu: bool,
         log: Path,
-        sets_norms: bool = False,
         memory: ServerMemory | None = None,
         takes_turns: bool = False,
     ) -> None:
@@ -39,7 +39,7 @@ class OwnServer(OwnedServer):
         super().__init__(
             "vLLM",
             log,
-            lambda port: command(model, config, on_cpu, port, sets_norms, memory, takes_turns),
+            lambda port: command(model, config, on_cpu, port, memory, takes_turns),
             environment(model, config, self.owner_key),
         )
 
@@ -49,7 +49,6 @@ def command(
     config: VllmEngineConfig,
     on_cpu: bool,
     port: int,
-    sets_norms: bool = False,
     memory: ServerMemory | None = None,
     takes_turns: bool = False,
 ) -> list[str]:
@@ -75,7 +74,7 @@ def command(
         # one more than clients may request: see `answers.alternatives`
         "--max-logprobs": MOST_TOP_LOGPROBS + 1,
         "--middleware": owner_key_module.MIDDLEWARE,
-        "--worker-extension-cls": norms.EXTENSION if sets_norms else None,
+        "--worker-extension-cls": worker.EXTENSION,
     }
     if model.lora is not None:
         options["--max-lora-rank"] = lora_rank(config.max_lora_rank or model.lora.rank)
@@ -106,7 +105,8 @@ def environment(model: ModelConfig, config: VllmEngineConfig, owner_key: str) ->
     Keys stay off the command line, which every user of the machine can read. PYTHONSAFEPATH keeps modules of the folder
     where the run was started out of the path: such a module may have the name of a module of vLLM or Python.
     """
-    path = [str(Path(owner_key_module.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ours = [str(Path(file).parent) for file in (owner_key_module.__file__, handles.__file__)]
+    path = [*ours, *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {
         "VLLM_SERVER_DEV_MODE": "1",
         "PYTHONPATH": os.pathsep.join(path),

@@ -520,7 +520,7 @@ def test_what_lies_in_the_stores_does_not_grow(publisher: RendezvousPublisher):
 def test_an_engine_that_stops_early_waits_for_nobody(publisher: RendezvousPublisher, monkeypatch: pytest.MonkeyPatch):
     """With a bucket under way that never comes; what gloo still holds of it goes when gloo's own timeout is over."""
     # gloo's timeout is for the members to meet too, on a busy machine
-    monkeypatch.setattr("bus.weights.process_groups.GLOO_TIMEOUTS", 10.0 / 30.0)
+    monkeypatch.setattr("bus.weights.process_groups.OWN_TIMEOUTS", 10.0 / 30.0)
     before = set(threading.enumerate())
     manifest, update = publisher.publish(POLICY, some_weights()), update_of("A")
     flats = publisher.buckets(POLICY)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from actors.algorithms.noise import NormNoise, is_noisy_norm
 from actors.engines.vllm.client import VllmClient
-from actors.engines.vllm.inside.grpo_actors_norms import Norms
+from actors.engines.vllm.inside.grpo_actors_worker import Extension
 from bus.weights import Weights
 from schemas.config.noise import NoiseConfig
 from tests.actors.engines.engines import WAIT, ask, policy, sample
@@ -152,7 +152,7 @@ def test_a_worker_overwrites_its_norms_by_name_or_none_of_them(tmp_path: Path) -
     """What the server runs: a weight of another name or shape leaves all as they are."""
     model = nn.ModuleDict({"norm": nn.RMSNorm(4), "other": nn.RMSNorm(4)})
 
-    class Worker(Norms):
+    class Worker(Extension):
         get_model: Any = SimpleNamespace
 
     worker = Worker()

@@ -60,10 +60,7 @@ def test_the_command_line_says_what_is_configured() -> None:
     assert "--logprobs-mode processed_logprobs --max-logprobs 21" in line
     assert {"--enable-scale-out", "--enable-prefix-caching"} <= set(words)
     assert words[-2:] == ["--seed", "3"]
-    assert "--worker-extension-cls" not in words
-    assert "--worker-extension-cls grpo_actors_norms.Norms" in " ".join(
-        command(model(LORA), engine(), on_cpu=False, port=8001, sets_norms=True)
-    )
+    assert "--worker-extension-cls grpo_actors_worker.Extension" in line
     assert command(model(), engine(), on_cpu=True, port=8001)[-1] == "--no-enable-chunked-prefill"
     assert not {
         "--no-enable-chunked-prefill",

@@ -6,7 +6,7 @@ With a tiny model the core is a thousand tokens ahead of the HTTP server, which 
 import time
 from typing import Any
 
-from grpo_actors_norms import Norms
+from grpo_actors_worker import Extension
 from vllm.v1.worker.gpu_worker import Worker
 
 STEP_SECONDS = 0.005
@@ -22,5 +22,5 @@ def _unhurried(self: Any, *args: Any, **kwargs: Any) -> Any:
 Worker.execute_model = _unhurried
 
 
-class Unhurried(Norms):
+class Unhurried(Extension):
     """Becomes a base class of the worker; the module has done the rest."""

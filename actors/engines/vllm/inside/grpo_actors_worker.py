@@ -1,0 +1,50 @@
+"""Extension of vLLM's worker: takes weights from memory, and overwrites norms, on behalf of the owning actor.
+
+`/collective_rpc`, which takes the owner's key, calls the methods in each worker between two steps of the model. Imports
+nothing of ours but modules of such folders, as the code runs in vLLM's environment.
+"""
+
+from importlib import import_module
+from typing import Any
+
+EXTENSION = "grpo_actors_worker.Extension"
+"""Value for `vllm serve --worker-extension-cls`."""
+
+
+class Extension:
+    """Mixin for vLLM's worker class."""
+
+    def take_weights(self: Any, handles: list[dict[str, Any]], tensors: list[Any]) -> None:
+        """Overwrite all weights from a block of the actor's memory; a failure may leave pieces of two versions.
+
+        Args:
+            handles: handles of the block (`grpo_actors_handles`), one for each worker of a server.
+            tensors: place of each tensor in the block.
+
+        Raises:
+            OSError, ValueError: the block can't be mapped.
+        """
+        # beside this file on the server's path, and elsewhere in the actor's
+        blocks = import_module("grpo_actors_handles")
+        found = blocks.tensors_in(blocks.opened(handles[self.local_rank % len(handles)]), tensors)
+        self.reload_weights(weights_iterator=iter(found.items()))
+
+    def set_norms(self: Any, path: str) -> None:
+        """Overwrite norms by name from a safetensors file: all or, if a tensor does not fit, none.
+
+        They are overwritten in place, in the memory read by compiled graphs.
+
+        Raises:
+            ValueError: the model has no weight of this name and shape.
+        """
+        import torch  # imported here: the actor reads EXTENSION and need not wait for torch
+        from safetensors.torch import load_file
+
+        norms, weights = load_file(path), dict(self.get_model().named_parameters())
+        strange = [name for name, norm in norms.items() if name not in weights or weights[name].shape != norm.shape]
+        if strange:
+            raise ValueError(f"inference.noise: vLLM's model has no weights {strange[:3]}, or of other shapes")
+        # the model's weights may have been created in this mode, and can then be changed in it alone
+        with torch.inference_mode():
+            for name, norm in norms.items():
+                weights[name].copy_(norm)
