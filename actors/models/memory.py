@@ -57,17 +57,21 @@ class MemoryEstimate:
     reference: int
     teacher: int
     published: int
-    """Weights being sent or written, on the CPU; with the channel rendezvous `weights.keep` copies."""
+    """Weights being sent or written, on the CPU; with the channel rendezvous `weights.keep` copies and a new one."""
+    published_on_device: int
+    """The same with the channel device, where the copies are on rank 0's device."""
     checkpoint: int
     """Copies of weights and optimizer state while a checkpoint is written, on the CPU."""
     engine_weights: int
+    engine_received: int
+    """Copy of the newest weights on the engine's device, with the channel device."""
     engine_kv_cache: int
     """Keys and values of `max_sequences` completions with `max_sequence_len` tokens each."""
 
     @property
     def trainer(self) -> int:
         """Bytes of a rank, without copies on the CPU."""
-        apart = ("published", "checkpoint", "engine_weights", "engine_kv_cache")
+        apart = ("published", "checkpoint", "engine_weights", "engine_received", "engine_kv_cache")
         return sum(value for name, value in self.as_dict().items() if name not in apart)
 
     @property
@@ -80,7 +84,7 @@ class MemoryEstimate:
         rows = [(f.name.replace("_", " "), value) for f in fields(self) if (value := getattr(self, f.name))]
         sums = {"one trainer rank": self.trainer, "its copies on the CPU": self.published + self.checkpoint}
         if self.engine_weights:
-            sums["one inference process"] = self.engine_weights + self.engine_kv_cache
+            sums["one inference process"] = self.engine_weights + self.engine_received + self.engine_kv_cache
         lines = [f"{name:<24}{value / 2**20:>12,.1f} MiB" for name, value in chain(rows, sums.items())]
         return "\n".join([*lines[: len(rows)], "-" * 40, *lines[len(rows) :]])
 
@@ -117,6 +121,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     base = parameter_bytes(model)
     on_cpu = not torch.cuda.is_available() or model.device == "cpu"
     published = policy.adapter or base  # without LoRA all weights are published
+    channel, num_copies = config.weights.channel, config.weights.keep + 1
     has_second = trainer.reference is not None and model.lora is None
     moves, exact = trainer.reference is not None and trainer.reference.sync is not None, 0
     if moves:
@@ -148,9 +153,11 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         output_layer=3 * CHUNK_BYTES["cpu" if on_cpu else "cuda"] + policy.head_gradient,
         reference=base + exact if has_second else 0,
         teacher=parameter_bytes(teacher, "trainer.teacher.path") if taught else 0,
-        published=published * (1 if config.weights.channel == "filesystem" else config.weights.keep),
+        published=0 if channel == "device" else published * (1 if channel == "filesystem" else num_copies),
+        published_on_device=published * num_copies if channel == "device" else 0,
         checkpoint=policy.trained_bytes + policy.states + saved_vision + (exact or base) * moves,
         engine_weights=base + policy.adapter if engine.loads_model and not engine.has_server else 0,
+        engine_received=published if channel == "device" else 0,
         engine_kv_cache=kv_cache,
     )
 

@@ -25,7 +25,7 @@ from tests.ring.harness import (
 )
 
 pytestmark = pytest.mark.slow
-Channel = Literal["filesystem", "rendezvous"]
+Channel = Literal["filesystem", "rendezvous", "device"]
 
 
 def model_config(folder: Path, model: Path, channel: Channel = "filesystem", **trainer: object) -> RunConfig:
@@ -97,8 +97,8 @@ SEVERAL_UPDATES = {
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("trainer", "channel"),
-    [(SEVERAL_UPDATES, "filesystem"), ({}, "rendezvous")],
-    ids=["six updates, files", "one update, broadcast"],
+    [(SEVERAL_UPDATES, "filesystem"), ({}, "rendezvous"), ({}, "device")],
+    ids=["six updates, files", "one update, broadcast", "one update, mapped memory"],
 )
 def test_two_ranks_train_a_real_model_and_every_step_is_replayed_to_the_bit(
     tmp_path: Path, model: Path, trainer: dict[str, object], channel: Channel

@@ -88,9 +88,10 @@ def test_a_run_in_turns_trains_what_it_trains_without(tmp_path: Path, device: De
 
 
 @pytest.mark.slow
-def test_a_broadcast_is_over_before_an_engine_rests(tmp_path: Path, device: Device) -> None:
-    """Weights by rendezvous to two engines: no update is given up because a member has stopped for the trainer."""
-    weights = {"channel": "rendezvous", "timeout": 20.0, "directory": str(tmp_path / "weights")}
+@pytest.mark.parametrize("channel", ["rendezvous", "device"])
+def test_a_broadcast_is_over_before_an_engine_rests(tmp_path: Path, device: Device, channel: str) -> None:
+    """Weights by broadcast to two engines: no update is given up because a member has stopped for the trainer."""
+    weights = {"channel": channel, "timeout": 20.0, "directory": str(tmp_path / "weights")}
     up = {"colocate": "turns", "inference": 2}
     config = ring_config(tmp_path, weights=weights, up=up, trainer={"max_steps": 10})
     with capture_logs() as lines, ring(config) as run:

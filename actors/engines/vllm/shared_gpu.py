@@ -58,7 +58,7 @@ def server_memory(
         gpus: the server's GPUs.
         trainer_bytes: estimate of the trainer's memory in a step, which the trainer may take later than now, e.g. for
             the state of the optimizer in the first step.
-        weight_bytes: bytes of the served weights on all GPUs together.
+        weight_bytes: bytes of the served weights on all GPUs together, and of what the actor receives.
         utilization: largest share of a GPU for the server, `gpu_memory_utilization`.
         resting_bytes: estimate of the trainer's memory between two steps, if the server has its cache only then
             (`up.colocate: turns`). None: the server has its cache at all times.
@@ -102,5 +102,8 @@ def beside_trainer(config: RunConfig, engine: VllmEngineConfig) -> ServerMemory 
         )
         return None
     memory, served = estimate(config), parameter_bytes(config.model)
+    if memory.engine_received:
+        # by the inference actor, a process of its own
+        served += memory.engine_received + CONTEXT_BYTES
     resting = memory.resting_trainer if config.up.colocate == "turns" else None
     return server_memory(gpus, memory.trainer, served, engine.gpu_memory_utilization, resting)

@@ -67,6 +67,29 @@ def test_all_engines_that_lack_the_target_enter_one_update():
     assert Scene().see(0, b=None, a=None) == ("3.1", "3.1", ["a", "b"])
 
 
+def test_engines_in_the_place_of_the_trainers_copy_have_no_rank():
+    """They map the copy; an engine elsewhere is in the group, and so is one that does not tell its place."""
+    here, there = "cuda:machine/GPU-1", "cuda:machine/GPU-2"
+    heartbeats = {
+        name: engine(name, None, weight_place=place) for name, place in {"a": here, "b": there, "c": ""}.items()
+    }
+    updates = Updates(term=3, patience=PATIENCE)
+    updates.decide(100.0, manifest(0, "device").model_copy(update={"place": here}), heartbeats, trainer())
+    named = updates.current
+    assert named is not None
+    assert [member.num_ranks for member in named.members] == [0, 1, 1]
+    assert (named.num_ranks, named.first_rank("b"), named.first_rank("c")) == (3, 1, 2)
+    assert [named.has_rank(name) for name in "abc"] == [False, True, True]
+
+
+def test_places_count_in_channel_device_alone():
+    """With a manifest without a place every engine is in the group."""
+    updates = Updates(term=3, patience=PATIENCE)
+    updates.decide(100.0, manifest(0), {"a": engine("a", None, weight_place="")}, trainer())
+    assert updates.current is not None
+    assert updates.current.num_ranks == 2
+
+
 def test_the_next_version_goes_to_the_same_group():
     """To meet costs more than to send, so members that stay keep their group."""
     scene = Scene()

@@ -20,7 +20,9 @@ from bus.weights import UpdateAbandonedError, Weights
 from bus.weights.block_sums import BLOCK_BYTES, POINTS, PRIME, block_sums, digest_of
 from bus.weights.device_memory import Block, DeviceMemory
 from bus.weights.inside import grpo_actors_handles as handles
+from bus.weights.process_groups import ProcessGroup, Wait
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
+from schemas.errors import ConfigError
 from schemas.messages import Manifest, WeightMember, WeightUpdate
 from tests.bus.weights.test_rendezvous import HOST, POLICY, in_thread, never, some_weights
 
@@ -314,3 +316,44 @@ def test_a_trainer_that_lends_nothing_is_given_up_in_words() -> None:
     publisher.close()
     assert isinstance(results[0], UpdateAbandonedError)
     assert "the trainer lent no weights" in str(results[0])
+
+
+def test_a_group_of_gpus_can_be_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for NCCL: calls never block, members meet at once, and a group that is left is aborted."""
+    calls: list[Any] = []
+
+    class Nccl:
+        class Options:
+            config = SimpleNamespace(blocking=1)
+            _timeout: Any = None
+
+        def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+            calls.append((store, rank, size, options.config.blocking, options._timeout.total_seconds()))
+
+        def eager_connect_single_device(self, device: torch.device) -> None:
+            calls.append(device)
+
+        def abort(self) -> None:
+            calls.append("aborted")
+
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
+    device, wait = torch.device("cuda", 1), Wait(never, 30.0)
+    group = ProcessGroup("1", lambda: "store", 1, 3, HOST, wait, device)
+    group.leave()
+    wait_for_end_of("weights-left")
+    assert calls == [("store", 1, 3, 0, 60.0), device, "aborted"]
+
+
+def test_gpus_without_nccl_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch for another vendor's GPUs."""
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(ConfigError, match="weights.channel: device needs NCCL between GPUs"):
+        ProcessGroup("1", lambda: "store", 1, 2, HOST, Wait(never, 30.0), torch.device("cuda", 0))
+
+
+def wait_for_end_of(name: str) -> None:
+    """Wait until no thread has this name."""
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(30.0)

@@ -38,6 +38,19 @@ def test_vllm_fits_the_rest_of_the_run(tmp_path: Path, engine: Any, up: int, pro
         ring_config(tmp_path, **sections)
 
 
+def test_weights_stay_on_the_device_where_the_run_starts_the_engines(tmp_path: Path) -> None:
+    """An existing server may be on another device than the inference actor in front of it."""
+    weights = {"channel": "device"}
+    for engine in ({"type": "fake"}, {"type": "embedded"}, {"type": "vllm"}):
+        assert ring_config(tmp_path, weights=weights, inference={"engine": engine}).weights.channel == "device"
+    for engine, words in (
+        ({"type": "vllm", "urls": URLS[:1]}, "weights.channel: device needs engines that this run starts"),
+        ({"type": "sglang"}, "weights.channel: device, but engine sglang takes weights by filesystem alone"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ring_config(tmp_path, weights=weights, inference={"engine": engine})
+
+
 @pytest.mark.parametrize(
     ("engine", "refused"),
     [

@@ -45,6 +45,7 @@ def warm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("example", "changes", "steps"),
     [
         pytest.param("run.yaml", ["weights.channel=rendezvous"], 60, id="full weights by broadcast, the first steps"),
+        pytest.param("run.yaml", ["weights.channel=device"], 60, id="full weights from memory, the first steps"),
         pytest.param(
             "run.yaml", ["weights.channel=rendezvous"], 300, id="full weights by broadcast", marks=pytest.mark.long
         ),
