@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -348,7 +349,7 @@ def test_a_group_of_gpus_can_be_aborted(monkeypatch: pytest.MonkeyPatch) -> None
 def test_gpus_without_nccl_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch for another vendor's GPUs."""
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    with pytest.raises(ConfigError, match="weights.channel: device needs NCCL between GPUs"):
+    with pytest.raises(ConfigError, match=r"weights\.channel: device needs NCCL between GPUs"):
         ProcessGroup("1", lambda: "store", 1, 2, HOST, Wait(never, 30.0), torch.device("cuda", 0))
 
 
