@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from actors.engines.embedded.room import check_cache_fits
 from schemas.config import RunConfig
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 
@@ -16,4 +17,6 @@ def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, server_inde
     from actors.engines.embedded.engine import EmbeddedEngine
 
     decoder = Decoder(config.model, engine, norm_noise(config))
+    if decoder.device.type == "cuda":
+        check_cache_fits(engine, decoder.token_bytes, decoder.free_bytes())
     return EmbeddedEngine(config.model, engine, config.weights.update_mode, decoder)

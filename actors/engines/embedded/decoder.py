@@ -13,6 +13,7 @@ from actors.engines.embedded import cache
 from actors.models import loading
 from actors.models.attention import pack_row
 from actors.models.determinism import make_deterministic
+from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
 from actors.models.vision.features import FeatureCache
 from actors.models.vision.images import ImageReader
@@ -164,6 +165,17 @@ class Decoder:
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` keys and values of the slots `sources` to the slots `targets`."""
         self._cache.copy(torch.tensor(sources, device=self.device), torch.tensor(targets, device=self.device), length)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values in the cache."""
+        config: Any = self.model.config
+        return kv_bytes_per_token(config.to_dict(), self._dtype.itemsize)
+
+    def free_bytes(self) -> int:
+        """Return the free memory of the GPU, with what torch keeps for later."""
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + kept
 
     def load(self, weights: Weights, version: int) -> None:
         """Overwrite the weights, and put this version's noise on the norms if noise is configured.

@@ -33,6 +33,12 @@ def test_a_machine_that_is_not_there_yet_has_the_gpus_that_are_named(tmp_path: P
     assert config_auto(tmp_path, 0)["model.row_multiple"] == "1"
 
 
+def test_the_embedded_engine_on_a_gpu_is_advised_against(tmp_path: Path) -> None:
+    """With the reason, where the machine has a GPU; on a CPU it is the engine of choice."""
+    assert config_auto(tmp_path, 1)["inference.engine.type"] == "embedded"
+    assert "inference.engine.type" not in config_auto(tmp_path, 0)
+
+
 def config_auto(tmp_path: Path, num_gpus: int) -> dict[str, str]:
     """What is taken by a run whose device is not decided, by key."""
     config = run_config(tmp_path)
