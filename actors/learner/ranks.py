@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from actors.learner import process_groups
-from bus import threads
+from bus import threads, torch_groups
 
 log = structlog.get_logger("learner")
 
@@ -186,7 +186,7 @@ class GlooRanks:
                 distributed.Backend.register_backend(
                     backend, lambda store, rank, size, _: process_groups.gloo(store, rank, size, host), devices=["cpu"]
                 )
-        process_groups.restrain_watchdog()
+        torch_groups.restrain_watchdog()
         distributed.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.size, timeout=process_groups.UNBOUNDED
         )

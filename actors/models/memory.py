@@ -59,7 +59,7 @@ class MemoryEstimate:
     published: int
     """Weights being sent or written, on the CPU; with the channel rendezvous `weights.keep` copies and a new one."""
     published_on_device: int
-    """The same with the channel device, where the copies are on rank 0's device."""
+    """The same with the channel device, where the copies are on rank 0's device, also of what is just gathered."""
     checkpoint: int
     """Copies of weights and optimizer state while a checkpoint is written, on the CPU."""
     engine_weights: int
@@ -154,7 +154,8 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         reference=base + exact if has_second else 0,
         teacher=parameter_bytes(teacher, "trainer.teacher.path") if taught else 0,
         published=0 if channel == "device" else published * (1 if channel == "filesystem" else num_copies),
-        published_on_device=published * num_copies if channel == "device" else 0,
+        # and what is gathered or rounded before it is copied
+        published_on_device=published * (num_copies + 1) if channel == "device" else 0,
         checkpoint=policy.trained_bytes + policy.states + saved_vision + (exact or base) * moves,
         engine_weights=base + policy.adapter if engine.loads_model and not engine.has_server else 0,
         engine_received=published if channel == "device" else 0,

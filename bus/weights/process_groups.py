@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bus import threads
+from bus import threads, torch_groups
 from bus.weights import UpdateAbandonedError
 from schemas.errors import ConfigError
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 0.02
 """Seconds between two checks while waiting."""
+POLL_SECONDS = 0.001
+"""Seconds between two looks at a broadcast between GPUs."""
 STORE_TIMEOUT = timedelta(seconds=30)
 OWN_TIMEOUTS = 2
 """Timeout of gloo and NCCL themselves as a multiple of `weights.timeout`: a broadcast starts while the previous one is
@@ -122,7 +124,7 @@ class ProcessGroup:
             raise UpdateAbandonedError(f"a member of the update is gone: {error}") from error
         # completed work is let go at once: it holds its tensor
         self._under_way = [*(work for work in self._under_way if not work.is_completed()), work]
-        return Broadcast(work, flat, wait)
+        return Broadcast(work, flat, wait, may_wait=not self._on_gpu)
 
     def leave(self) -> None:
         """Leave the group without waiting. Broadcasts under way end in the background."""
@@ -133,10 +135,17 @@ class ProcessGroup:
 
 
 class Broadcast:
-    """A broadcast under way."""
+    """A broadcast under way.
 
-    def __init__(self, work: Any, flat: Any, wait: Wait) -> None:
-        self._work, self._flat, self._wait = work, flat, wait
+    Args:
+        work: torch's work.
+        flat: tensor of the bucket.
+        wait: limits of `wait`.
+        may_wait: True if a wait with a timeout harms nothing. NCCL aborts the whole group when it is over.
+    """
+
+    def __init__(self, work: Any, flat: Any, wait: Wait, may_wait: bool) -> None:
+        self._work, self._flat, self._wait, self._may_wait = work, flat, wait, may_wait
 
     def wait(self) -> Any:
         """Wait until the whole tensor has been sent or received, and return it.
@@ -146,6 +155,9 @@ class Broadcast:
         """
         while not self._work.is_completed():
             self._wait.look("a bucket was not transferred")
+            if not self._may_wait:
+                time.sleep(POLL_SECONDS)
+                continue
             # gloo raises RuntimeError at this short timeout, and after a failure; a failure is raised again below
             with contextlib.suppress(RuntimeError):
                 self._work.wait(timedelta(seconds=CHECK_SECONDS))
@@ -256,18 +268,14 @@ def _gloo(host: str, store: Any, rank: int, size: int, timeout: timedelta) -> An
     import torch
 
     distributed: Any = torch.distributed
-    gloo = distributed.ProcessGroupGloo
-    options = gloo._Options()
     try:
-        # by itself gloo takes the address of the machine's name
-        options._devices = [gloo.create_device(hostname=host)]
+        device = distributed.ProcessGroupGloo.create_device(hostname=host)
     except RuntimeError as error:
         raise ConfigError(
             f"bus.host, bus.advertise_host: {host} is no address of this machine ({error}); behind NAT use "
             "weights.channel: filesystem"
         ) from error
-    options._timeout = timeout
-    return gloo(store, rank, size, options)
+    return torch_groups.gloo(store, rank, size, device, timeout)
 
 
 def _nccl(device: "torch.device", store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -278,17 +286,9 @@ def _nccl(device: "torch.device", store: Any, rank: int, size: int, timeout: tim
     """
     import torch
 
-    distributed: Any = torch.distributed
-    if not distributed.is_nccl_available():
+    if not torch.distributed.is_nccl_available():
         raise ConfigError("weights.channel: device needs NCCL between GPUs, and this torch has none; use rendezvous")
-    options = distributed.ProcessGroupNCCL.Options()
-    # a call that waits inside NCCL could not be aborted
-    options.config.blocking = 0
-    options._timeout = timeout
-    group = distributed.ProcessGroupNCCL(store, rank, size, options)
-    # here and not in the first broadcast, which must not wait
-    group.eager_connect_single_device(device)
-    return group
+    return torch_groups.nccl(store, rank, size, device, timeout)
 
 
 def _outlive(process_group: Any, works: list[Any], on_gpu: bool) -> None:

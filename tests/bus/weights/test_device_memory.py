@@ -1,6 +1,7 @@
 """Weights on the device of the trainer: checksums, handles between processes, and updates with and without a rank."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -319,31 +320,70 @@ def test_a_trainer_that_lends_nothing_is_given_up_in_words() -> None:
     assert "the trainer lent no weights" in str(results[0])
 
 
-def test_a_group_of_gpus_can_be_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for NCCL: calls never block, members meet at once, and a group that is left is aborted."""
-    calls: list[Any] = []
+class Nccl:
+    """A stand-in for torch's group of NCCL: each broadcast ends when the test says so."""
 
-    class Nccl:
-        class Options:
-            config = SimpleNamespace(blocking=1)
-            _timeout: Any = None
+    calls: list[Any]
+    done = threading.Event()
 
-        def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-            calls.append((store, rank, size, options.config.blocking, options._timeout.total_seconds()))
+    class Options:
+        """Its options."""
 
-        def eager_connect_single_device(self, device: torch.device) -> None:
-            calls.append(device)
+        _timeout: Any = None
 
-        def abort(self) -> None:
-            calls.append("aborted")
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        handling = os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+        self.calls.append((store, rank, size, options._timeout.total_seconds(), handling))
 
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Note the device."""
+        self.calls.append(device)
+
+    def broadcast(self, flat: torch.Tensor, root: int) -> Any:
+        """Return work that ends with `done`."""
+
+        def wait(*timeout: Any) -> None:
+            assert not timeout, "NCCL aborts a group when this timeout is over"
+
+        return SimpleNamespace(is_completed=self.done.is_set, wait=wait)
+
+    def abort(self) -> None:
+        """End all work."""
+        self.calls.append("aborted")
+        self.done.set()
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the stand-in was asked; torchrun has told the watchdog to end the process."""
+    monkeypatch.setattr(Nccl, "calls", [], raising=False)
+    monkeypatch.setattr(Nccl, "done", threading.Event())
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
-    device, wait = torch.device("cuda", 1), Wait(never, 30.0)
-    group = ProcessGroup("1", lambda: "store", 1, 3, HOST, wait, device)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    return Nccl.calls
+
+
+def test_a_group_of_gpus_that_is_given_up_is_aborted_and_ends_no_process(nccl: list[Any]) -> None:
+    """Members meet when the group is made; a member that never sends costs `weights.timeout`."""
+    device = torch.device("cuda", 1)
+    group = ProcessGroup("1", lambda: "store", 1, 3, HOST, Wait(never, 30.0), device)
+    coming = group.broadcast(torch.zeros(3), Wait(never, 0.2))
+    with pytest.raises(UpdateAbandonedError, match=r"a bucket was not transferred within weights\.timeout"):
+        coming.wait()
     group.leave()
     wait_for_end_of("weights-left")
-    assert calls == [("store", 1, 3, 0, 60.0), device, "aborted"]
+    assert nccl == [("store", 1, 3, 60.0, "0"), device, "aborted"]
+
+
+def test_a_bucket_between_gpus_is_there_when_its_broadcast_has_ended(nccl: list[Any]) -> None:
+    """No wait of torch is called that would abort the group."""
+    group = ProcessGroup("1", lambda: "store", 1, 2, HOST, Wait(never, 30.0), torch.device("cuda", 0))
+    flat = torch.zeros(3)
+    coming = group.broadcast(flat, Wait(never, 30.0))
+    threading.Timer(0.1, Nccl.done.set).start()
+    assert coming.wait() is flat
 
 
 def test_gpus_without_nccl_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,13 @@ class Extension:
         """
         # beside this file on the server's path, and elsewhere in the actor's
         blocks = import_module("grpo_actors_handles")
-        found = blocks.tensors_in(blocks.opened(handles[self.local_rank % len(handles)]), tensors)
-        self.reload_weights(weights_iterator=iter(found.items()))
+        block = blocks.opened(handles[self.local_rank % len(handles)])
+        self.reload_weights(weights_iterator=iter(blocks.tensors_in(block, tensors).items()))
+        if block.is_cuda:
+            import torch
+
+            # before the actor hears that the block was read, and receives the next version into it
+            torch.cuda.synchronize()
 
     def set_norms(self: Any, path: str) -> None:
         """Overwrite norms by name from a safetensors file: all or, if a tensor does not fit, none.
