@@ -117,7 +117,7 @@ def test_a_trainer_at_rest_has_all_but_what_a_step_needs(model_folder: ModelFold
 
 @pytest.mark.slow
 def test_weights_that_stay_on_the_device_are_counted_there(model_folder: ModelFolder) -> None:
-    """The kept versions, a new one and its source, and the one that an engine receives, each of the size of a version."""
+    """The kept versions, a new one and its source, and the one that an engine receives, all of one size."""
     config = run_config(model_folder())
     by_channel = {
         channel: estimate(config.model_copy(update={"weights": config.weights.model_copy(update={"channel": channel})}))
