@@ -126,6 +126,7 @@ class WeightUpdates:
             log.warning("weights not loaded", policy=str(manifest.policy), detail=str(error))
             self._metrics.count("grpo_inference_weight_updates_total", outcome="failed")
             self._retry_at, self.error = time.monotonic() + RETRY_UPDATE_SECONDS, str(error)
+            self._membership.report(weight_place=self.place)
             self.report_failed(str(error), [self._membership.boot_id])
             self._failures += 1
             if update is not None and self._failures >= MAX_FAILURES:

@@ -266,6 +266,8 @@ class RendezvousReceiver:
     def __init__(self, boot_id: str, host: str, timeout: float, memory: Memory | None = None) -> None:
         self._boot_id, self._host, self._timeout = boot_id, host.strip("[]"), timeout
         self._memory = memory or HostMemory()
+        self._maps = True
+        """False after a failure to map the trainer's memory: the engine then asks for a rank in the group."""
         self._clients: dict[str, Any] = {}
         """Client of the trainer's store, by its address."""
         self._process_group: ProcessGroup | None = None
@@ -280,8 +282,8 @@ class RendezvousReceiver:
 
     @property
     def place(self) -> str:
-        """Place of what is received (`bus.weights.memory`)."""
-        return self._memory.place
+        """Place of what is received (`bus.weights.memory`); empty once the trainer's memory could not be mapped."""
+        return self._memory.place if self._maps else ""
 
     @property
     def staging(self) -> Sequence[Any]:
@@ -335,7 +337,13 @@ class RendezvousReceiver:
         if not update.has_rank(self._boot_id):
             lent_key = _lent_key(update, self._boot_id)
             lent = in_time(lambda: process_group.store.get(lent_key), wait, "the trainer lent no weights")
-            self._memory.borrow(bytes(lent), key, self._staging)
+            try:
+                self._memory.borrow(bytes(lent), key, self._staging)
+            except OSError as error:
+                self._maps = False
+                raise OSError(
+                    f"the trainer's memory can't be mapped ({error}); do trainer and engine run as one user?"
+                ) from error
             wait.renew()
             yield from self._staging
             return

@@ -58,6 +58,26 @@ def test_two_engines_are_served_by_broadcast_and_nothing_is_written(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_an_engine_that_can_not_map_the_trainers_memory_is_served_over_the_wire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One failed update for each engine, and then none."""
+
+    def refused(handle: Any) -> None:
+        raise PermissionError(13, "Permission denied", handle["file"])
+
+    monkeypatch.setattr("bus.weights.device_memory.opened", refused)
+    config = broadcast_config(tmp_path, channel="device")
+    with ring(config) as running:
+        running.start("packer-0", "trainer-0", "inference-0", "inference-1", "reward-0", "rollout-0")
+        running.wait(PATIENCE_SECONDS)
+        engines = [running["inference-0"], running["inference-1"]]
+        assert [engine.value(UPDATES, outcome="failed") for engine in engines] == [1, 1]
+        assert min(engine.value(UPDATES, outcome="loaded") for engine in engines) >= 2
+    check_promise(config)
+
+
+@pytest.mark.slow
 def test_an_update_that_an_engine_alone_has_given_up_is_followed_by_another_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

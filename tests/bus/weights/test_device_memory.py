@@ -297,6 +297,31 @@ def test_a_handle_that_is_not_the_trainers_is_not_opened() -> None:
     assert "is not the trainer's" in str(receive_alone(lambda manifest: manifest, lambda lent: forged))
 
 
+def test_an_engine_that_may_not_map_the_trainers_memory_asks_for_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs as another user: the first update fails in words, and the next one comes over the wire."""
+
+    def refused(handle: Any) -> None:
+        raise PermissionError(13, "Permission denied", handle["file"])
+
+    monkeypatch.setattr("bus.weights.device_memory.opened", refused)
+    publisher = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=3.0, memory=memory())
+    manifest = publisher.publish(POLICY, some_weights())
+    receiver = RendezvousReceiver("A", HOST, 3.0, memory())
+    assert receiver.place == manifest.place
+    thread, results = in_thread(lambda: receiver.receive(manifest, an_update({"A": 0}), never))
+    with pytest.raises(UpdateAbandonedError):
+        publisher.send(an_update({"A": 0}), never)
+    thread.join(30.0)
+    assert "can't be mapped ([Errno 13] Permission denied" in str(results[0])
+    assert receiver.place == ""
+    update = an_update({"A": 1}, "2")
+    thread, results = in_thread(lambda: receiver.receive(manifest, update, never))
+    publisher.send(update, never)
+    thread.join(30.0)
+    publisher.close()
+    assert isinstance(results[0], Weights)
+
+
 def test_a_trainer_on_another_kind_of_device_is_named() -> None:
     """No copy leads from a GPU's memory into that of an engine on a CPU."""
     error = receive_alone(lambda manifest: manifest.model_copy(update={"place": "cuda:kernel/GPU-1"}))
