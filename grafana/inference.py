@@ -1,6 +1,6 @@
 """Page on engines: tokens per second, queues, caches, weight updates by part."""
 
-from grafana.panels import MATCH, MINE, Dashboard, Row, mean, plot, quantile, rate
+from grafana.panels import MATCH, MINE, WINDOW, Dashboard, Row, mean, plot, quantile, rate
 
 INFERENCE = Dashboard(
     "grpo-inference",
@@ -79,6 +79,17 @@ INFERENCE = Dashboard(
                     "Engines by state. Only clean engines take new work.",
                     "none",
                     (f"sum by (run, state) (grpo_packer_engines{{{MATCH}}})", "{{run}} {{state}}"),
+                    stacked=True,
+                ),
+                plot(
+                    "Turns on shared devices",
+                    "Share of time in which trainer or engines hold the devices, with up.colocate: turns. handover: "
+                    "memory is being given back. If engines hold them longest, sampling is what limits the run.",
+                    "percentunit",
+                    (
+                        f"sum by (run, holder) (avg_over_time(grpo_packer_turn{{{MATCH}}}[{WINDOW}]))",
+                        "{{run}} {{holder}}",
+                    ),
                     stacked=True,
                 ),
             ),

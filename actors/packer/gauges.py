@@ -14,7 +14,15 @@ from typing import Any
 from actors.algorithms.scaling import ROLES as SCALED_ROLES
 from actors.ledger import GroupState, Machine, payload_files
 from actors.ledger.replies import heartbeats_by_role
-from actors.telemetry.metrics import DROPS, ENGINE_STATES, PURPOSES, STEP_GAUGES, TRAJECTORY_GAUGES, Metrics
+from actors.telemetry.metrics import (
+    DROPS,
+    ENGINE_STATES,
+    PURPOSES,
+    STEP_GAUGES,
+    TRAJECTORY_GAUGES,
+    TURN_HOLDERS,
+    Metrics,
+)
 from schemas.config import RunConfig
 from schemas.messages import InferenceHeartbeat
 
@@ -64,6 +72,10 @@ class Gauges:
             m.set("grpo_packer_peers", len(roles.get(role, [])), role=role)
         for engine_state in ENGINE_STATES:
             m.set("grpo_packer_engines", states[engine_state], state=engine_state)
+        if machine.turns.enabled:
+            holder = machine.turns.holder or "handover"
+            for name in TURN_HOLDERS:
+                m.set("grpo_packer_turn", int(name == holder), holder=name)
         if self._ledger != ":memory:":
             files = payload_files.num_bytes(payload_files.folder_of(Path(self._ledger)))
             m.set("grpo_packer_ledger_bytes", Path(self._ledger).stat().st_size + files)

@@ -43,6 +43,7 @@ COMPLETION_FILTERS = ("gibberish", "repetition", "truncated")
 DROPS = ("poison", "stale", "eval_void", "forked", "zero_variance", "too_easy", "too_hard")
 POOLS = ("easy", "hard")
 VERDICTS = ("settled", "filtered", "copy", "failed")
+TURN_HOLDERS = ("trainer", "engines", "handover")
 ENGINE_STATES: tuple[EngineState, ...] = get_args(EngineState)
 STEP_GAUGES = (
     "reward_mean",
@@ -284,6 +285,12 @@ SPECS = (
         "gauge",
         "Live engines by state; quarantined: takes no new weights until it is restarted.",
         _labels(state=ENGINE_STATES),
+    ),
+    Spec(
+        "grpo_packer_turn",
+        "gauge",
+        "1 for the holder of the turn on shared devices (up.colocate: turns); handover: memory is being given back.",
+        _labels(holder=TURN_HOLDERS),
     ),
     Spec("grpo_packer_served_version", "gauge", "Newest version of an engine that takes new work; -1: none."),
     Spec("grpo_packer_commit_seconds", "histogram", "Time of one ledger commit.", (), FAST_BUCKETS),

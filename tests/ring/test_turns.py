@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from actors.engines.fake import FakeEngine
 from actors.engines.protocol import EngineStoppedError
 from actors.learner.fake import FakeLearner
+from actors.telemetry.metrics import TURN_HOLDERS
 from schemas.config import RunConfig
 from tests.ring.harness import SHORT_LEASE, check_promise, ring, ring_config, steps_recorded, wait_until
 
@@ -83,8 +84,10 @@ def test_a_run_in_turns_trains_what_it_trains_without(tmp_path: Path, device: De
     config = in_turns(tmp_path, trainer={"max_steps": 8, "checkpoint": {"interval": 3}})
     with ring(config) as run:
         run.start().wait()
+        holders = [run["packer-0"].value("grpo_packer_turn", holder=name) for name in TURN_HOLDERS]
     check_promise(config)
     assert device.num_rests >= 4
+    assert sorted(holders) == [0, 0, 1]
 
 
 @pytest.mark.slow
