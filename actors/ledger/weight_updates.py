@@ -96,6 +96,7 @@ class Updates:
             for boot_id, heartbeat in sorted(live.items())
             if heartbeat.policy != target.policy and boot_id not in self.quarantined
         ]
+        lacking = _one_rank_each(lacking, live)
         if not lacking:
             return False
         self._name(target, lacking)
@@ -143,6 +144,19 @@ class Updates:
             members=members,
         )
         self._under_way, self._broken = True, False
+
+
+def _one_rank_each(members: list[WeightMember], live: Mapping[str, InferenceHeartbeat]) -> list[WeightMember]:
+    """Return members of which no two have ranks on one GPU, which NCCL refuses; the others enter the next update."""
+    taken, kept = set[str](), list[WeightMember]()
+    for member in members:
+        place = live[member.boot_id].weight_place
+        if member.num_ranks and place.startswith("cuda:"):
+            if place in taken:
+                continue
+            taken.add(place)
+        kept.append(member)
+    return kept
 
 
 def _ranks(target: Manifest, engine: InferenceHeartbeat) -> int:

@@ -120,6 +120,11 @@ class PackedWeights:
     codes: Sequence[bytes]
     """GMAC codes of the buckets, 16 bytes each."""
 
+    @property
+    def is_on_gpu(self) -> bool:
+        """True if the buckets are in the memory of a GPU."""
+        return any(flat.is_cuda for flat in self.bytes_of)
+
 
 def pack(weights: Weights, bucket_bytes: int, spare: "Sequence[torch.Tensor]" = ()) -> PackedWeights:
     """Copy weights into buckets, tensor by tensor in the given order.

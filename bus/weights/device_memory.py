@@ -12,7 +12,8 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,13 +30,15 @@ from bus.weights.buckets import (
     cut,
     dtype_name,
 )
-from bus.weights.inside.grpo_actors_handles import Handle, file_handle, gpu_handle, opened
+from bus.weights.inside.grpo_actors_handles import Handle, beside, file_handle, gpu_handle, opened
 
 if TYPE_CHECKING:
     import torch
 
 CONTENT_KEY = blake3(b"grpo-actors: content of a tensor").digest()
 """Key of the digests of tensors: the same in every run, since equal weights have equal digests."""
+GROWING, PLAIN = "expandable_segments:True", "expandable_segments:False"
+"""Settings of torch's allocator of GPU memory."""
 ALIGNMENT = 512
 """Buckets begin at multiples of this number of bytes in their block, as allocators of GPUs do."""
 
@@ -64,7 +67,15 @@ class Block(Sequence["torch.Tensor"]):
             # mappings outlive it, here and in other processes
             weakref.finalize(self, os.close, self._file)
         else:
-            self._flat = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+            with plain_segments():
+                try:
+                    self._flat = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+                except torch.OutOfMemoryError as error:
+                    raise OSError(
+                        f"{device} has no room for {starts[-1] / 1e9:.1f} GB of weights ({error}); lower weights.keep, "
+                        "or set weights.channel: rendezvous"
+                    ) from error
+        self._handle: Handle = {}
         self._slices = [self._flat[start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
 
     def __getitem__(self, index: Any) -> Any:
@@ -76,8 +87,11 @@ class Block(Sequence["torch.Tensor"]):
         return len(self._slices)
 
     def handle(self) -> Handle:
-        """Return a handle of the block for one other process, which must have mapped it before the block is freed."""
-        return file_handle(self._file, self._flat.numel()) if self._file >= 0 else gpu_handle(self._flat)
+        """Return the handle of the block, for other processes; it leads nowhere once the block is freed."""
+        if not self._handle:
+            on_host = self._file >= 0
+            self._handle = file_handle(self._file, self._flat.numel()) if on_host else gpu_handle(self._flat)
+        return self._handle
 
     def overwrite(self, handle: Handle) -> None:
         """Copy from the block of a handle, which has buckets of the same sizes.
@@ -85,15 +99,32 @@ class Block(Sequence["torch.Tensor"]):
         Raises:
             OSError, ValueError: as `opened`, or the block has another size.
         """
-        import torch
+        with beside(self._flat.device) if self._flat.is_cuda else nullcontext() as stream:
+            theirs = opened(handle)
+            if theirs.numel() != self._flat.numel():
+                raise ValueError(
+                    f"the trainer's block has {theirs.numel()} bytes, and {self._flat.numel()} were announced"
+                )
+            self._flat.copy_(theirs)
+            if stream is not None:
+                # before the trainer hears that the block was read
+                stream.synchronize()
 
-        theirs = opened(handle)
-        if theirs.numel() != self._flat.numel():
-            raise ValueError(f"the trainer's block has {theirs.numel()} bytes, and {self._flat.numel()} were announced")
-        self._flat.copy_(theirs)
-        if self._flat.is_cuda:
-            # before the trainer hears that the block was read
-            torch.cuda.current_stream(self._flat.device).synchronize()
+
+@contextmanager
+def plain_segments() -> Iterator[None]:
+    """Keep torch from allocating in segments that grow: another process maps these only with rights of a debugger."""
+    import torch
+
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+    if GROWING not in settings:
+        yield
+        return
+    torch.cuda.memory._set_allocator_settings(settings.replace(GROWING, PLAIN))
+    try:
+        yield
+    finally:
+        torch.cuda.memory._set_allocator_settings(settings)
 
 
 class DeviceMemory:
@@ -107,6 +138,7 @@ class DeviceMemory:
 
     def __init__(self, device: Callable[[], "torch.device"]) -> None:
         self._device_of = device
+        self._place = ""
 
     @property
     def device(self) -> "torch.device":
@@ -122,12 +154,14 @@ class DeviceMemory:
         """Name of the memory, TYPE:MACHINE/DEVICE: processes with equal names can map each other's blocks."""
         import torch
 
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        device = self.device
-        if device.type == "cuda":
-            return f"cuda:{kernel}/{torch.cuda.get_device_properties(device).uuid}"
-        # below /proc a process sees those of its namespace alone: not those of another container
-        return f"cpu:{kernel}/{Path('/proc/self/ns/pid').readlink()}"
+        if not self._place:
+            kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            # another container sees neither our files below /proc nor the memory in which CUDA counts
+            spaces = [str(Path("/proc/self/ns", name).readlink()) for name in ("pid", "ipc")]
+            device = self.device
+            uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "host"
+            self._place = f"{device.type}:" + "/".join([kernel, *spaces, uuid])
+        return self._place
 
     def pack(self, weights: Weights, bucket_bytes: int, spare: "Sequence[torch.Tensor]" = ()) -> PackedWeights:
         """Copy weights into buckets, as `bus.weights.buckets.pack`, on the device."""

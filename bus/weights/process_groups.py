@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bus import threads, torch_groups
 from bus.weights import UpdateAbandonedError
+from bus.weights.inside.grpo_actors_handles import beside
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,7 +120,9 @@ class ProcessGroup:
             UpdateAbandonedError: the group is broken.
         """
         try:
-            work = self._process_group.broadcast(flat, 0)
+            # beside the work of the model: else a broadcast would begin when the step under way has ended
+            with beside(flat.device) if self._on_gpu else contextlib.nullcontext():
+                work = self._process_group.broadcast(flat, 0)
         except RuntimeError as error:
             raise UpdateAbandonedError(f"a member of the update is gone: {error}") from error
         # completed work is let go at once: it holds its tensor

@@ -125,7 +125,9 @@ class RendezvousPublisher:
             for policy in list(self._packed)[: -self._keep]:
                 if policy.version < keep_version and policy != self._sending:
                     _, packed = self._packed.pop(policy)
-                    if policy not in self._given_up:  # gloo may still read a given-up version: not to be overwritten
+                    # gloo may still read a given-up version: not to be overwritten. NCCL's broadcasts are aborted, and
+                    # memory of a GPU that was lent may never be freed if a borrower has died
+                    if policy not in self._given_up or packed.is_on_gpu:
                         self._spare = packed.bytes_of
                     self._given_up.discard(policy)
                     store.server.delete_key(_version_key(policy))
@@ -325,7 +327,8 @@ class RendezvousReceiver:
             # a thread that was left behind may still use the client
             self._clients = {}
             # gloo may still write into the memory of a broadcast that was given up
-            self._staging = ()
+            if self._memory.device.type == "cpu":
+                self._staging = ()
             raise
         tensors: dict[str, Any] = {}
         for bucket, flat in zip(header.buckets, self._staging, strict=True):
@@ -339,8 +342,11 @@ class RendezvousReceiver:
             lent = in_time(lambda: process_group.store.get(lent_key), wait, "the trainer lent no weights")
             try:
                 self._memory.borrow(bytes(lent), key, self._staging)
+            except (FileNotFoundError, ProcessLookupError) as error:
+                raise UpdateAbandonedError(f"the trainer has taken its weights back: {error}") from error
             except OSError as error:
-                self._maps = False
+                # two processes on one GPU are never in a group of NCCL
+                self._maps = self._memory.device.type == "cuda"
                 raise OSError(
                     f"the trainer's memory can't be mapped ({error}); do trainer and engine run as one user?"
                 ) from error

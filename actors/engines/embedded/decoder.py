@@ -172,6 +172,11 @@ class Decoder:
         config: Any = self.model.config
         return kv_bytes_per_token(config.to_dict(), self._dtype.itemsize)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
     def free_bytes(self) -> int:
         """Return the free memory of the GPU, with what torch keeps for later."""
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)

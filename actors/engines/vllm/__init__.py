@@ -25,11 +25,13 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
     """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
     from actors.algorithms.noise import norm_noise  # imports torch
     from actors.engines.vllm.engine import VllmEngine
-    from actors.engines.vllm.shared_gpu import beside_trainer
+    from actors.engines.vllm.shared_gpu import beside_receiver, beside_trainer
 
     take(config)  # the server's log is written there
     log, scratch = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not engine.attached)
-    memory = beside_trainer(config, engine) if shares_gpu() and not engine.attached else None
+    memory = None
+    if not engine.attached:
+        memory = beside_trainer(config, engine) if shares_gpu() else beside_receiver(config, engine)
     noise = norm_noise(config)
     return VllmEngine(
         config.model,

@@ -127,7 +127,7 @@ class Guard:
                 code = os.waitstatus_to_exitcode(status)
             elif time.monotonic() - looked >= LOOK_SECONDS:
                 looked = time.monotonic()
-                run.outcome = self._excess(run, looked - started)
+                run.outcome = run.outcome or self._excess(run, looked - started)
         if stdin >= 0:
             os.close(stdin)
         if code is None:

@@ -29,14 +29,16 @@ def file_handle(descriptor: int, num_bytes: int) -> Handle:
 
 
 def gpu_handle(flat: Any) -> Handle:
-    """Return a handle of a block on a GPU, for a single process: CUDA counts who has a block mapped.
+    """Return the handle of a block on a GPU, made once for each block: torch remembers each for the block's life.
 
     Args:
-        flat: the block, a uint8 tensor on a GPU. Its memory is kept until the other process has let go of it.
+        flat: the block, a uint8 tensor on a GPU, with everything in it computed.
     """
     import torch
 
-    shared = flat.untyped_storage()._share_cuda_()
+    # its event is waited for in the other process: on a stream of its own it is not behind a step of training
+    with beside(flat.device):
+        shared = flat.untyped_storage()._share_cuda_()
     _, memory, size, offset, counter, counter_offset, event, waits = shared
     return {
         "gpu": str(torch.cuda.get_device_properties(flat.device).uuid),
@@ -56,11 +58,18 @@ def opened(handle: Handle) -> Any:
     """Map the block of a handle and return it, a uint8 tensor [num_bytes]. Writes never reach a block of the host.
 
     Raises:
-        OSError: the process that made the block is gone, or belongs to another user.
+        OSError: the process that made the block is gone, or belongs to another user or, with a GPU, container.
         ValueError: the block is shorter than the handle says, the handle is malformed, or this process does not see
             the GPU.
     """
     return _opened_file(handle) if "file" in handle else _opened_on_gpu(handle)
+
+
+def beside(device: Any) -> Any:
+    """Return a context for work on a stream of its own, which does not wait for the stream of all other work."""
+    import torch
+
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def tensors_in(flat: Any, places: Iterable[TensorPlace]) -> dict[str, Any]:
@@ -104,15 +113,18 @@ def _opened_on_gpu(handle: Handle) -> Any:
         raise ValueError(f"this process does not see GPU {handle['gpu']}; it sees {', '.join(seen) or 'none'}")
     device = seen.index(handle["gpu"])
     torch.cuda._lazy_init()  # type: ignore[no-untyped-call]
-    storage = torch.UntypedStorage._new_shared_cuda(
-        device,
-        bytes.fromhex(handle["memory"]),
-        handle["size"],
-        handle["offset"],
-        bytes.fromhex(handle["counter"]),
-        handle["counter_offset"],
-        bytes.fromhex(handle["event"]),
-        handle["waits"],
-    )
+    try:
+        storage = torch.UntypedStorage._new_shared_cuda(
+            device,
+            bytes.fromhex(handle["memory"]),
+            handle["size"],
+            handle["offset"],
+            bytes.fromhex(handle["counter"]),
+            handle["counter_offset"],
+            bytes.fromhex(handle["event"]),
+            handle["waits"],
+        )
+    except RuntimeError as error:
+        raise OSError(f"memory of GPU {handle['gpu']} can't be mapped: {error}") from error
     flat = torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}").set_(storage)
     return flat[handle["start"] : handle["start"] + handle["num_bytes"]]

@@ -82,6 +82,24 @@ def test_engines_in_the_place_of_the_trainers_copy_have_no_rank():
     assert [named.has_rank(name) for name in "abc"] == [False, True, True]
 
 
+def test_two_engines_on_a_gpu_without_the_trainer_take_turns_in_updates():
+    """NCCL refuses a second rank on a GPU; engines on CPUs are in one group, however many a machine has."""
+    here, there = "cuda:machine/GPU-1", "cuda:machine/GPU-2"
+    updates = Updates(term=3, patience=PATIENCE)
+
+    def named(places: dict[str, str], **policies: int) -> list[str]:
+        heartbeats = {n: engine(n, policies.get(n), weight_place=place) for n, place in places.items()}
+        updates.decide(100.0, manifest(0, "device").model_copy(update={"place": here}), heartbeats, trainer())
+        assert updates.current is not None
+        return [member.boot_id for member in updates.current.members]
+
+    shared = {"a": there, "b": there, "c": here, "d": "cuda:machine/GPU-3"}
+    assert named(shared) == ["a", "c", "d"]
+    assert named(shared, a=0, c=0, d=0) == ["b"]
+    on_cpus = {name: engine(name, None, weight_place="cpu:machine/host") for name in "ab"}
+    assert Scene().see(0, **on_cpus) == ("3.1", "3.1", ["a", "b"])
+
+
 def test_places_count_in_channel_device_alone():
     """With a manifest without a place every engine is in the group."""
     updates = Updates(term=3, patience=PATIENCE)

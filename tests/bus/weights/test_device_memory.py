@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.weights import UpdateAbandonedError, Weights
 from bus.weights.block_sums import BLOCK_BYTES, POINTS, PRIME, block_sums, digest_of
-from bus.weights.device_memory import Block, DeviceMemory
+from bus.weights.device_memory import Block, DeviceMemory, plain_segments
 from bus.weights.inside import grpo_actors_handles as handles
 from bus.weights.process_groups import ProcessGroup, Wait
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
@@ -41,8 +43,6 @@ def memory() -> DeviceMemory:
 
 def reference(data: bytes, key: bytes) -> list[list[int]]:
     """The same numbers with Python's integers, word by word."""
-    from blake3 import blake3
-
     drawn = np.frombuffer(blake3(b"points", key=key).digest(4 * POINTS), "<u4")
     points = [int(x) % (PRIME - 2) + 2 for x in drawn]
     found = []
@@ -220,6 +220,7 @@ def test_a_handle_of_gpu_memory_passes_json_and_opens_the_gpu_of_the_same_name(m
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda d: type("P", (), {"uuid": names.get(d, names.get(str(d)))})
     )
+    monkeypatch.setattr(handles, "beside", lambda device: nullcontext())
     handle = json.loads(json.dumps(handles.gpu_handle(Flat())))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
@@ -227,6 +228,46 @@ def test_a_handle_of_gpu_memory_passes_json_and_opens_the_gpu_of_the_same_name(m
     monkeypatch.setattr(torch, "empty", lambda *size, device, dtype: real_empty(*size, dtype=dtype))
     assert handles.opened(handle).tolist() == list(range(16, 116))
     assert asked == [(1, *shared[1:])]
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("pidfd_getfd: Operation not permitted")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", staticmethod(refused))
+    with pytest.raises(OSError, match="memory of GPU GPU-a can't be mapped: pidfd_getfd"):
+        handles.opened(handle)
+
+
+def test_a_block_on_a_gpu_lies_in_memory_that_others_may_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments that grow are mapped only with rights of a debugger; the run's own setting is back afterwards."""
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", said.append)
+    for settings in ("", "expandable_segments:False"):
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)
+        with plain_segments():
+            assert said == []
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    with plain_segments():
+        assert said == ["max_split_size_mb:64,expandable_segments:False"]
+    assert said[1:] == ["max_split_size_mb:64,expandable_segments:True"]
+
+
+def test_the_weights_of_a_trainer_that_is_gone_are_nobodys_fault() -> None:
+    """Killed between its word and the engine's look: the update is given up, and the next one may map again."""
+    block = Block([100], torch.device("cpu"))
+    gone = json.dumps(block.handle() | {"file": "/proc/4194304/fd/3"}).encode()
+    publisher = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=3.0, memory=memory())
+    manifest = publisher.publish(POLICY, some_weights())
+    code = blake3(gone, key=bytes.fromhex(manifest.key)).hexdigest().encode()
+    publisher._memory.lend = lambda flats, key: code + gone  # type: ignore[method-assign]
+    receiver = RendezvousReceiver("A", HOST, 3.0, memory())
+    thread, results = in_thread(lambda: receiver.receive(manifest, an_update({"A": 0}), never))
+    with pytest.raises(UpdateAbandonedError):
+        publisher.send(an_update({"A": 0}), never)
+    thread.join(30.0)
+    publisher.close()
+    assert isinstance(results[0], UpdateAbandonedError)
+    assert "the trainer has taken its weights back" in str(results[0])
+    assert receiver.place == manifest.place
 
 
 # --- updates ---------------------------------------------------------------------------------------------------------
@@ -383,6 +424,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the stand-in was asked; torchrun has told the watchdog to end the process."""
     monkeypatch.setattr(Nccl, "calls", [], raising=False)
     monkeypatch.setattr(Nccl, "done", threading.Event())
+    monkeypatch.setattr("bus.weights.process_groups.beside", lambda device: nullcontext())
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

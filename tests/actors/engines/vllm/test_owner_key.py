@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from actors.engines.vllm.inside.grpo_actors_owner_key import HEADER, KEY_VARIABLE, MIDDLEWARE, OwnerKeyMiddleware
+from actors.engines.vllm.inside.grpo_actors_worker import EXTENSION
 from actors.engines.vllm.process import command, environment
 from tests.actors.engines.vllm.test_process import engine, model
 
@@ -60,13 +61,14 @@ async def test_what_changes_the_server_is_the_owners_alone(path: str, monkeypatc
 
 
 def test_an_owned_server_has_the_door_whatever_environment_it_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folder is put before the user's path; the key is not on the command line."""
+    """Folders of modules that it loads are put before the user's path; the key is not on the command line."""
     monkeypatch.setenv("PYTHONPATH", "/mine")
     words = command(model(), engine(), on_cpu=False, port=8001)
     assert words[words.index("--middleware") + 1] == MIDDLEWARE
     given = environment(model(), engine(), "secret")
-    folder, _, rest = given["PYTHONPATH"].partition(":")
-    assert (Path(folder) / f"{MIDDLEWARE.partition('.')[0]}.py").is_file()
+    *folders, rest = given["PYTHONPATH"].split(":")
+    found = {file.stem for folder in folders for file in Path(folder).glob("*.py")}
+    assert found == {"__init__", MIDDLEWARE.partition(".")[0], EXTENSION.partition(".")[0], "grpo_actors_handles"}
     assert rest == "/mine"
     assert given[KEY_VARIABLE] == "secret"
     assert "secret" not in words

@@ -1,14 +1,27 @@
 """A server on the trainer's GPU gets what the trainer leaves."""
 
 import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from actors.engines.vllm.process import command
-from actors.engines.vllm.shared_gpu import CONTEXT_BYTES, WORK_BYTES, GpuUse, ServerMemory, server_memory
+from actors.engines.vllm.shared_gpu import (
+    CHECK_BYTES,
+    CONTEXT_BYTES,
+    WORK_BYTES,
+    GpuUse,
+    ServerMemory,
+    beside_receiver,
+    receiver_bytes,
+    server_memory,
+)
 from schemas.config.model import ModelConfig
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
+from tests.actors.learner.steps import run_config
 
 GB = 10**9
 OWN = WORK_BYTES + CONTEXT_BYTES
@@ -40,6 +53,36 @@ def test_of_several_gpus_the_fullest_counts_and_weights_are_spread() -> None:
     one = server_memory([GpuUse(80 * GB, 30 * GB)], GB, 4 * GB, 0.9)
     two = server_memory([GpuUse(80 * GB, 30 * GB), GpuUse(80 * GB, 0)], GB, 8 * GB, 0.9)
     assert one == two
+
+
+def test_weights_that_the_actor_receives_are_on_the_first_gpu() -> None:
+    """3 GB of weights, a context of the actor, and of each further worker that maps from there."""
+    gpus = [GpuUse(80 * GB, 0), GpuUse(80 * GB, 0)]
+    receiver = receiver_bytes(3 * GB, len(gpus))
+    assert receiver == 3 * GB + 2 * CONTEXT_BYTES + CHECK_BYTES
+    without = server_memory(gpus, 20 * GB, 2 * GB, 0.9)
+    assert server_memory(gpus, 20 * GB, 2 * GB, 0.9, receiver=receiver).cache_bytes == without.cache_bytes - receiver
+    fuller = [GpuUse(80 * GB, 0), GpuUse(80 * GB, 40 * GB)]
+    assert server_memory(fuller, GB, GB, 0.9, receiver=receiver) == server_memory(fuller, GB, GB, 0.9)
+    assert receiver_bytes(0, 4) == 0
+
+
+def test_a_server_with_a_gpu_of_its_own_leaves_room_for_what_its_actor_receives(
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small GPU, of which the context of the actor is a large part; with files vLLM has its whole share."""
+    config = run_config(model_folder())
+    engine = VllmEngineConfig()
+    gpu = SimpleNamespace(memory=8 * GB, memory_taken=0)
+    monkeypatch.setattr("actors.engines.vllm.shared_gpu.visible_gpus", lambda: [gpu])
+    assert beside_receiver(config, engine) is None
+    weights = config.weights.model_copy(update={"channel": "device"})
+    memory = beside_receiver(config.model_copy(update={"weights": weights}), engine)
+    assert memory is not None
+    words = " ".join(command(config.model, engine, on_cpu=False, port=1, memory=memory))
+    assert "--kv-cache-memory-bytes" not in words
+    assert f"--gpu-memory-utilization {memory.utilization}" in words
+    assert 0.82 < memory.utilization < 0.95 - (CONTEXT_BYTES + CHECK_BYTES) / (8 * GB)
 
 
 def test_in_turns_the_cache_has_the_room_of_a_step() -> None:

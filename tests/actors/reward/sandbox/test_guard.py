@@ -97,6 +97,22 @@ def test_a_hostile_program_ends_with_a_reason(source: str, words: str | tuple[st
     assert words == "" or end.outcome != "ended" or end.code != 0
 
 
+def test_a_limit_that_a_read_has_found_is_not_forgotten_by_the_next_look(folder: Path) -> None:
+    """A guard that looks at folder and clock after each read: the program waits for a reader that has left."""
+    (folder / "answer").mkdir()
+    program = {"source": "while True: print('x' * 1000)", "program": "", "stdin": "", "expected": None}
+    job = {
+        "parent": os.getpid(), "folder": str(folder / "answer"), "seconds": PATIENT.seconds,
+        "limits": {"memory_bytes": 1 << 30, "file_bytes": 16 << 20, "cpu_seconds": 60}, "output_bytes": 1 << 20,
+        "disk_bytes": 64 << 20, "stop_at_first": True, "runs": [program],
+    }  # fmt: skip
+    code = "from actors.reward.sandbox import guard; guard.LOOK_SECONDS = 0.0; guard.main()"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, input=json.dumps(job), capture_output=True, text=True, timeout=WAIT, check=True)
+    assert json.loads(done.stdout)["runs"][0]["outcome"] == "output"
+    (folder / "answer").rmdir()
+
+
 def test_the_program_writes_in_its_folder_alone(folder: Path) -> None:
     """Another file, readable or not, is neither written, nor cut, nor removed, nor given other rights."""
     outside = folder / "outside"
