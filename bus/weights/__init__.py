@@ -27,7 +27,7 @@ class Weights:
     directory: str = ""
     """Directory with the same weights as files, for engines that read files; empty: none."""
     share: Callable[[], dict[str, Any]] | None = None
-    """Returns the arguments `handle` and `tensors` with which one process on the same device maps the same weights
+    """Returns the arguments `handle` and `tensors` with which processes on the same device map the same weights
     (`bus.weights.inside`); None: nobody else can."""
 
 

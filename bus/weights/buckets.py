@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from bus import threads
 from bus.weights import Weights, check_files
+from bus.weights.inside.grpo_actors_handles import TensorPlace, tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -193,16 +194,21 @@ def codes_from(text: bytes, num_buckets: int) -> list[bytes]:
 
 def unpack(bucket: Bucket, flat: "torch.Tensor") -> "dict[str, torch.Tensor]":
     """Return the tensors of a bucket by name. Each is a view of the bucket's bytes, or a copy if misaligned."""
-    import torch
+    return tensors_in(flat, places_of(bucket))
 
-    tensors = {}
-    parts = torch.split(flat, [place.num_bytes for place in bucket])
-    for place, part in zip(bucket, parts, strict=True):
-        kind = getattr(torch, place.dtype)
-        # a view with another dtype must start at a multiple of its element size
-        aligned = part.clone() if part.storage_offset() % kind.itemsize else part
-        tensors[place.name] = aligned.view(kind).view(place.shape)
-    return tensors
+
+def places_of(bucket: Bucket, start: int = 0) -> list[TensorPlace]:
+    """Return the places of a bucket's tensors in a block.
+
+    Args:
+        bucket: tensors in order.
+        start: first byte of the bucket in the block.
+    """
+    places = []
+    for place in bucket:
+        places.append((place.name, place.dtype, list(place.shape), start))
+        start += place.num_bytes
+    return places
 
 
 def cut(weights: Weights, bucket_bytes: int) -> "Iterator[Sequence[tuple[str, torch.Tensor]]]":

@@ -29,6 +29,7 @@ from bus.weights.buckets import (
     Place,
     cut,
     dtype_name,
+    places_of,
 )
 from bus.weights.inside.grpo_actors_handles import Handle, beside, file_handle, gpu_handle, opened
 
@@ -206,7 +207,7 @@ class DeviceMemory:
             raise ValueError(f"bucket {number} arrived with other bytes than the trainer published")
 
     def lend(self, flats: "Sequence[torch.Tensor]", key: bytes) -> bytes:
-        """Return the handle of a version's block for one other process, with a code: the store is not authenticated."""
+        """Return the handle of a version's block, with a code: the store is not authenticated."""
         assert isinstance(flats, Block)
         handle = json.dumps(flats.handle()).encode()
         return blake3(handle, key=key).hexdigest().encode() + handle
@@ -227,11 +228,8 @@ class DeviceMemory:
     def share(self, header: Header, flats: "Sequence[torch.Tensor]") -> Callable[[], dict[str, Any]]:
         """Return a function for `Weights.share`."""
         assert isinstance(flats, Block)
-        places = []
-        for bucket, start in zip(header.buckets, flats.starts, strict=True):
-            for place in bucket:
-                places.append((place.name, place.dtype, list(place.shape), start))
-                start += place.num_bytes
+        starts = zip(header.buckets, flats.starts, strict=True)
+        places = [place for bucket, start in starts for place in places_of(bucket, start)]
         return lambda: {"handle": flats.handle(), "tensors": places}
 
 

@@ -18,6 +18,6 @@ def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, server_inde
 
     decoder = Decoder(config.model, engine, norm_noise(config))
     if decoder.device.type == "cuda":
-        received = decoder.weight_bytes if config.weights.channel == "device" else 0
+        received = decoder.version_bytes if config.weights.channel == "device" else 0
         check_cache_fits(engine, decoder.token_bytes, decoder.free_bytes() - received)
     return EmbeddedEngine(config.model, engine, config.weights.update_mode, decoder)

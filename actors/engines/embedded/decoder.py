@@ -173,14 +173,17 @@ class Decoder:
         return kv_bytes_per_token(config.to_dict(), self._dtype.itemsize)
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(parameter.nbytes for parameter in self.model.parameters())
+    def version_bytes(self) -> int:
+        """Bytes of the weights that a new version brings."""
+        return sum(tensor.nbytes for tensor in self._targets().values())
 
     def free_bytes(self) -> int:
         """Return the free memory of the GPU, with what torch keeps for later."""
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return torch.cuda.mem_get_info(self.device)[0] + kept
+
+    def _targets(self) -> dict[str, Tensor]:
+        return loading.adapter_tensors(self.model) if self._adapter else loading.full_tensors(self.model)
 
     def load(self, weights: Weights, version: int) -> None:
         """Overwrite the weights, and put this version's noise on the norms if noise is configured.
@@ -194,8 +197,7 @@ class Decoder:
                 f"the trainer publishes {weights.content} weights, this engine holds {expected}; is model.lora "
                 "the same in both?"
             )
-        targets = loading.adapter_tensors(self.model) if self._adapter else loading.full_tensors(self.model)
-        loading.copy_into(targets, weights.tensors, "published weights")
+        loading.copy_into(self._targets(), weights.tensors, "published weights")
         if self.trains_vision and self._features is not None:
             self._features.forget()
         if self._noise is not None:

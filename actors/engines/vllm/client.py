@@ -92,9 +92,9 @@ class VllmClient:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._http.call("POST", "/collective_rpc", body)
 
-    async def take_weights(self, handles: Sequence[Json], tensors: Sequence[TensorPlace]) -> None:
+    async def take_weights(self, handle: Json, tensors: Sequence[TensorPlace]) -> None:
         """Overwrite all weights from memory, through our extension of the server's workers. Fails as `reload` does."""
-        body = {"method": "take_weights", "kwargs": {"handles": handles, "tensors": tensors}}
+        body = {"method": "take_weights", "kwargs": {"handle": handle, "tensors": tensors}}
         await self._http.call("POST", "/collective_rpc", body)
 
     async def set_norms(self, path: Path) -> None:

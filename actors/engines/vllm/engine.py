@@ -321,12 +321,9 @@ class VllmEngine(ServedEngine):
 
     async def _take_from_memory(self, share: Callable[[], dict[str, Any]]) -> None:
         """Have the server copy all weights from the memory in which this process received them."""
-        num_workers = self._config.tensor_parallel_size * self._config.data_parallel_size
-        shared = [share() for _ in range(num_workers)]
-        tensors = shared[0]["tensors"]
-        if self._on_cpu:
-            tensors = with_head(tensors, "vLLM")
-        await self._client.take_weights([each["handle"] for each in shared], tensors)
+        shared = share()
+        tensors = with_head(shared["tensors"], "vLLM") if self._on_cpu else shared["tensors"]
+        await self._client.take_weights(shared["handle"], tensors)
 
     async def _stand_still(self) -> float:
         started = time.monotonic()

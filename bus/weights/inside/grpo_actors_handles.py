@@ -12,7 +12,8 @@ GPU memory is mapped by CUDA IPC. Imports nothing of ours, as the code also runs
 import mmap
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 Handle = dict[str, Any]
@@ -65,11 +66,15 @@ def opened(handle: Handle) -> Any:
     return _opened_file(handle) if "file" in handle else _opened_on_gpu(handle)
 
 
-def beside(device: Any) -> Any:
-    """Return a context for work on a stream of its own, which does not wait for the stream of all other work."""
+@contextmanager
+def beside(device: Any) -> Iterator[Any]:
+    """Yield a new stream, for work of this thread that does not wait for the stream of all other work."""
     import torch
 
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # torch's own context yields nothing
+    with torch.cuda.stream(stream):
+        yield stream
 
 
 def tensors_in(flat: Any, places: Iterable[TensorPlace]) -> dict[str, Any]:

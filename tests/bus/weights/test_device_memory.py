@@ -237,6 +237,37 @@ def test_a_handle_of_gpu_memory_passes_json_and_opens_the_gpu_of_the_same_name(m
         handles.opened(handle)
 
 
+def test_a_block_on_a_gpu_is_copied_before_anybody_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU works behind the program: the stream of the copy is waited for."""
+    done: list[str] = []
+
+    class Flat:
+        is_cuda, device = True, torch.device("cuda", 0)
+
+        def numel(self) -> int:
+            return 5
+
+        def copy_(self, other: torch.Tensor) -> None:
+            done.append("copied")
+
+    stream = SimpleNamespace(synchronize=lambda: done.append("waited"))
+    monkeypatch.setattr("bus.weights.device_memory.beside", lambda device: nullcontext(stream))
+    monkeypatch.setattr("bus.weights.device_memory.opened", lambda handle: torch.zeros(5))
+    block = Block([5], torch.device("cpu"))
+    block._flat = Flat()
+    block.overwrite({})
+    assert done == ["copied", "waited"]
+
+
+def test_work_beside_other_work_has_a_stream_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own context yields nothing."""
+    made: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(made.append(stream)))
+    with handles.beside("cuda:1") as stream:
+        assert made == [stream] == ["cuda:1"]
+
+
 def test_a_block_on_a_gpu_lies_in_memory_that_others_may_map(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments that grow are mapped only with rights of a debugger; the run's own setting is back afterwards."""
     said: list[str] = []

@@ -14,11 +14,11 @@ EXTENSION = "grpo_actors_worker.Extension"
 class Extension:
     """Mixin for vLLM's worker class."""
 
-    def take_weights(self: Any, handles: list[dict[str, Any]], tensors: list[Any]) -> None:
+    def take_weights(self: Any, handle: dict[str, Any], tensors: list[Any]) -> None:
         """Overwrite all weights from a block of the actor's memory; a failure may leave pieces of two versions.
 
         Args:
-            handles: handles of the block (`grpo_actors_handles`), one for each worker of a server.
+            handle: handle of the block (`grpo_actors_handles`).
             tensors: place of each tensor in the block.
 
         Raises:
@@ -26,7 +26,7 @@ class Extension:
         """
         # beside this file on the server's path, and elsewhere in the actor's
         blocks = import_module("grpo_actors_handles")
-        block = blocks.opened(handles[self.local_rank % len(handles)])
+        block = blocks.opened(handle)
         self.reload_weights(weights_iterator=iter(blocks.tensors_in(block, tensors).items()))
         if block.is_cuda:
             import torch
