@@ -23,6 +23,7 @@ from actors.engines.http import binary
 from actors.engines.http.answers import TextAnswer
 from actors.engines.http.requests import CompletionRequest
 from actors.engines.protocol import Completion
+from actors.trajectories.parsing import Parsed
 from benchmarks.machine import publish
 
 SIZES = {"16 x 256": (16, 256), "64 x 4096": (64, 4096), "64 x 32768": (64, 32_768)}
@@ -48,7 +49,7 @@ def in_json(completions: list[Completion]) -> bytes:
     asked = CompletionRequest(
         model="m", prompt=[1], n=len(completions), logprobs=0, return_token_ids=True, max_tokens=1 << 20
     )
-    answer = TextAnswer(asked, [[1]], "boot", text_of, lambda token: f" {token}", lambda *_: None)  # type: ignore[arg-type, return-value]
+    answer = TextAnswer(asked, [[1]], "boot", text_of, lambda token: f" {token}", lambda *_: Parsed(""))
     return json.dumps(answer.whole(completions)).encode()
 
 

@@ -113,7 +113,8 @@ def measure_data(folder: str) -> list[dict[str, Any]]:
     results = [measure_size(size, pipe, boxes, raw) for size in SIZES]
     pipe.send(None)
     child.join()
-    for closable in (*boxes.values(), raw):
+    closables: list[Any] = [*boxes.values(), raw]
+    for closable in closables:
         closable.close()
     return results
 

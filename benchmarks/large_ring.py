@@ -97,7 +97,7 @@ def answer(self: FakeEngine, request: Any, future: Any) -> None:
     assert policy is not None
     start = hashlib.sha256(str(request.seed).encode()).digest()[0]
     token_ids = [2 + (start + i) % 62 for i in range(request.max_tokens)]
-    one = {
+    one: dict[str, Any] = {
         "token_ids": token_ids,
         "logprobs": [-0.5] * request.max_tokens,
         "segments": [(0, policy.lineage, policy.version)],
@@ -135,8 +135,8 @@ class Watch:
             watch._kept = max(watch._kept, actor._payloads.num_bytes)
             return result
 
-        PackerActor.heard, PackerActor._repeated = heard_noted, repeated_noted  # type: ignore[method-assign]
-        PackerActor.run_round = round_noted  # type: ignore[method-assign]
+        PackerActor.heard, PackerActor._repeated = heard_noted, repeated_noted  # type: ignore[assignment, method-assign]
+        PackerActor.run_round = round_noted  # type: ignore[assignment, method-assign]
 
     def note(self, name: str) -> None:
         """Note a heartbeat."""
@@ -233,7 +233,7 @@ def be(name: str, run: RunConfig, pipe: Connection | None) -> None:
     os.dup2(written, 2)
     if name == "double-0":
         Double(run).live()
-    FakeEngine._sample = answer  # type: ignore[method-assign, assignment]
+    FakeEngine._sample = answer  # type: ignore[method-assign]
     FakeLearner.step = lambda self, batch, ranks, before=(): dict.fromkeys(MEASURED, 0.0)  # type: ignore[method-assign]
     if pipe is not None:
         watch = Watch()

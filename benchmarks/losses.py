@@ -72,7 +72,7 @@ def losses() -> dict[str, Loss]:
     found: dict[str, Loss] = {PLAINEST: plainest}
     for config in LOSSES:
         objective = ObjectiveConfig(loss=config())
-        found[config.model_fields["type"].default] = partial(_computed, objective=objective)
+        found[config().type] = partial(_computed, objective=objective)
     return found
 
 

@@ -102,7 +102,7 @@ def seconds(model: TokenLogprobs, batch: StepBatch) -> tuple[float, int]:
         micro = micro_batch(batch, number, torch.device("cpu"))
         tokens += len(micro.row.token_ids_R)
         logprobs_T, _ = model.of(micro.row, micro.token_ids_T, micro.temperatures_T)
-        logprobs_T.sum().backward()  # type: ignore[no-untyped-call]
+        logprobs_T.sum().backward()
     return time.perf_counter() - started, tokens
 
 

@@ -80,7 +80,7 @@ def run(model: Path, output: Path, fork_server: bool) -> dict[str, float]:
         found["first step, CPU"] = cpu_seconds(process.pid)
         for name in KILLED:
             before, recorded, log = len(pids(name)), steps(), output / "logs" / f"{name}.log"
-            wait_for(lambda recorded=recorded: steps() > recorded + 5, "steps")  # type: ignore[misc]
+            wait_for(lambda recorded=recorded: steps() > recorded + 5, "steps")
             said, recorded = log.stat().st_size, steps()
             os.kill(pids(name)[-1], signal.SIGKILL)
             killed = time.monotonic()

@@ -258,7 +258,7 @@ class Worker:
         for line in self._process.stdout:  # libraries print too
             if line.startswith("{"):
                 return dict(json.loads(line))
-        raise RuntimeError(f"the worker {self._process.args} has ended with code {self._process.wait()}")
+        raise RuntimeError(f"the worker {self._process.args!r} has ended with code {self._process.wait()}")
 
     def kill(self) -> None:
         """Kill the worker, and wait for its end."""

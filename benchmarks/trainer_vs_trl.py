@@ -133,7 +133,8 @@ def ours(folder: Path) -> None:
     )
     for step, _ in enumerate(sys.stdin, start=1):
         batch, clock = _batch(step), Clock()
-        with captured_gradients(learner) if step == 1 else nullcontext({}) as gradients:
+        capture: Any = captured_gradients(learner) if step == 1 else nullcontext({})
+        with capture as gradients:
             learner.step(batch)
         answer(**clock.read(), peak_bytes=status_bytes("VmHWM") - imported)
         if gradients:

@@ -186,7 +186,7 @@ def compared(folder: Path, case: Case, trl_python: Path) -> dict[str, float]:
     ours = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
     (folder / "generations.json").write_text(json.dumps(list(generations(config))))
     start, gradients, end = weights_and_gradients(config, len(ours))
-    np.savez(folder / "start.npz", **start)
+    np.savez(folder / "start.npz", **start)  # type: ignore[arg-type]
     _run(folder, trl_python, ROOT / "benchmarks" / "trl_losses_worker.py", folder)
     theirs = per_generation(json.loads((folder / "trl.json").read_text()), case.updates)
     figures = {

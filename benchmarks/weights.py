@@ -7,15 +7,19 @@ receives and checks a version (`unchecked`: without its codes). `load`: from the
 the version. `pause`: the part of `load` in which an idle engine stands still. `interrupt` and `inflight`: the pause
 with 16 running completions of about 24 tokens; `interrupt` computes their keys and values again, `inflight` keeps them.
 
+*Channels.* `device, mapped`: the engine maps the trainer's block of memory. `device, sent`: the same memory, sent by
+broadcast, which needs a second GPU where the model is on one.
+
 *Limits.* `bare` is a `ProcessGroupGloo.broadcast` of the same bytes between the same two processes, in one tensor that
-is reused; `buckets` is the same broadcast in buckets. `share` is bare / wire. For files `share` is the time to write
-and read the bytes divided by the time to publish and receive them. All take turns in each round; figures are medians
-over the rounds.
+is reused; `buckets` is the same broadcast in buckets. `share` is bare / wire. For mapped memory `bare` is a copy within
+the device. For files `share` is the time to write and read the bytes divided by the time to publish and receive them.
+All take turns in each round; figures are medians over the rounds.
 
 Models are random: the quickstart's model with its LoRA, and a model with 25 M parameters in float32. This process is
 the trainer; another process has the embedded engine. Files are on disk and in memory (/dev/shm).
 """
 
+import contextlib
 import multiprocessing
 import statistics
 import tempfile
@@ -39,8 +43,9 @@ from actors.models import loading
 from benchmarks.machine import finish, scratch, table
 from bus.run_folder import RunFolder
 from bus.weights import WeightPublisher, WeightReceiver, Weights
-from bus.weights.buckets import verify
+from bus.weights.device_memory import DeviceMemory
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
+from bus.weights.memory import HostMemory, Memory
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
 from examples.quickstart.model import EOS, make_model, make_tokenizer
 from schemas.config.embedded_engine import EmbeddedEngineConfig
@@ -74,9 +79,14 @@ def large(small: Qwen3Config) -> Qwen3Config:
     return Qwen3Config(**small.to_dict() | sizes)
 
 
-def update_of(policy: PolicyVersion) -> WeightUpdate:
-    """Return an update whose only member is the engine, in a process group that stays."""
-    members = [WeightMember(boot_id=BOOT_ID, num_ranks=1)]
+def memory_of(channel: str, device: str) -> Memory:
+    """Return the memory of a broadcast channel."""
+    return DeviceMemory(lambda: torch.device(device)) if channel == "device" else HostMemory()
+
+
+def update_of(policy: PolicyVersion, num_ranks: int) -> WeightUpdate:
+    """Return an update whose only member is the engine, in a process group that stays; with 0 ranks it maps."""
+    members = [WeightMember(boot_id=BOOT_ID, num_ranks=num_ranks)]
     return WeightUpdate(update=str(policy.version), process_group="1", policy=policy, members=members)
 
 
@@ -103,10 +113,9 @@ class Receiving:
     def __init__(self, model: ModelConfig, port: int) -> None:
         engine = EmbeddedEngineConfig(max_sequence_len=64)
         self._engines = {mode: EmbeddedEngine(model, engine, mode) for mode in MODES}
-        self._receivers: dict[str, WeightReceiver] = {
-            "rendezvous": RendezvousReceiver(BOOT_ID, HOST, TIMEOUT),
-            "filesystem": FilesystemReceiver(Path("/")),
-        }
+        self._device = model.device
+        self._receivers: dict[str, tuple[WeightReceiver, Memory]] = {}
+        """Receiver and its memory by the name of a channel: each stays in its own process group."""
         store = distributed.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=TIMEOUT))
         self._group = bare_group(store, 1)
         self._flat = torch.zeros(0, dtype=torch.uint8)
@@ -117,12 +126,13 @@ class Receiving:
             self._flat = torch.zeros(sum(sizes), dtype=torch.uint8)
         return {"seconds": timed(lambda: broadcast(self._group, self._flat, sizes))}
 
-    def receive(self, manifest: Manifest, checked: bool) -> dict[str, float]:
+    def receive(self, name: str, manifest: Manifest, num_ranks: int, checked: bool) -> dict[str, float]:
         """Receive a version, then switch to it: with an idle engine, and with running completions."""
-        update = update_of(manifest.policy)
+        update = update_of(manifest.policy, num_ranks)
+        receiver, memory = self._receiver(name, manifest.channel)
         started = time.perf_counter()
-        with mock.patch("bus.weights.rendezvous.verify", verify if checked else lambda *bucket: None):
-            weights = self._receivers[manifest.channel].receive(manifest, update, bool)
+        with contextlib.nullcontext() if checked else mock.patch.object(memory, "verify"):
+            weights = receiver.receive(manifest, update, bool)
         received = time.perf_counter()
         pause = self._engines["interrupt"].load(manifest.policy, weights, TIMEOUT)
         loaded = time.perf_counter()
@@ -134,6 +144,14 @@ class Receiving:
     def read(self, path: Path) -> dict[str, float]:
         """Read a file."""
         return {"seconds": timed(path.read_bytes)}
+
+    def _receiver(self, name: str, channel: str) -> tuple[WeightReceiver, Memory]:
+        if name not in self._receivers:
+            memory = memory_of(channel, self._device)
+            files = channel == "filesystem"
+            made = FilesystemReceiver(Path("/")) if files else RendezvousReceiver(BOOT_ID, HOST, TIMEOUT, memory)
+            self._receivers[name] = made, memory
+        return self._receivers[name]
 
     def _busy(self, engine: EmbeddedEngine, manifest: Manifest, weights: Weights) -> float:
         request = SampleRequest([3] * PROMPT_TOKENS, COMPLETIONS, MAX_TOKENS, 0, logit_bias=NO_EOS)
@@ -174,6 +192,8 @@ class Channel:
     name: str
     publisher: WeightPublisher
     folder: Path | None = None
+    num_ranks: int = 1
+    """Ranks of the engine in the group of a broadcast; 0: it maps the trainer's memory."""
 
 
 class Sending:
@@ -203,13 +223,19 @@ class Sending:
         channel.publisher.prune(policy.version)
         manifest = channel.publisher.publish(policy, weights)
         published = time.perf_counter()
-        self._pipe.send(("receive", manifest, checked))
+        self._pipe.send(("receive", channel.name, manifest, channel.num_ranks, checked))
         if isinstance(channel.publisher, RendezvousPublisher):
-            channel.publisher.send(update_of(policy), bool)
+            channel.publisher.send(update_of(policy, channel.num_ranks), bool)
         parts = dict(self._pipe.recv())
         return parts | {"gather": published - start, "publish": published - copied} if checked else parts
 
-    def copy(self, folder: Path) -> float:
+    def copy(self) -> float:
+        """Return the seconds of a copy of the same bytes within the model's device."""
+        source = self._flat.to(self._config.device)
+        place = torch.empty_like(source)
+        return timed(lambda: (place.copy_(source), place[-1].item()))
+
+    def copy_files(self, folder: Path) -> float:
         """Return the seconds to write a file of the same bytes here and to read it in the other process."""
         path, data = folder / "plain", self._flat.numpy().tobytes()
         written = timed(lambda: path.write_bytes(data))
@@ -238,7 +264,22 @@ def measure_model(
     sending = Sending(model, pipe, store)
     pipe.recv()
     settings = WeightsConfig()
-    broadcasts = Channel("rendezvous", RendezvousPublisher(HOST, settings.bucket_bytes, settings.keep, TIMEOUT))
+    # two ranks on one GPU can't be in a group of NCCL
+    ways = {"rendezvous": 1, "device, mapped": 0} | ({"device, sent": 1} if model.device == "cpu" else {})
+    broadcasts = [
+        Channel(
+            name,
+            RendezvousPublisher(
+                HOST,
+                settings.bucket_bytes,
+                settings.keep,
+                TIMEOUT,
+                memory=memory_of(name.partition(",")[0], model.device),
+            ),
+            num_ranks=num_ranks,
+        )
+        for name, num_ranks in ways.items()
+    ]
     files = [
         Channel(
             f"files, {where}",
@@ -250,7 +291,7 @@ def measure_model(
     found = [one_round(sending, broadcasts, files) for _ in range(warmup + rounds)][warmup:]
     pipe.send(None)
     child.join()
-    for channel in (broadcasts, *files):
+    for channel in (*broadcasts, *files):
         channel.publisher.close()
     return [
         {"content": content, "megabytes": sending.num_bytes / 1e6, "channel": name}
@@ -259,15 +300,19 @@ def measure_model(
     ]
 
 
-def one_round(sending: Sending, broadcasts: Channel, files: list[Channel]) -> dict[str, dict[str, float]]:
+def one_round(sending: Sending, broadcasts: list[Channel], files: list[Channel]) -> dict[str, dict[str, float]]:
     """Return the seconds of each channel's parts and of its limit, with their ratio."""
     sizes = [bucket.numel() for bucket in sending._flat.split(WeightsConfig().bucket_bytes)]
-    limits = {"bare": sending.bare([sending.num_bytes]), "buckets": sending.bare(sizes)}
-    parts = sending.update(broadcasts) | sending.update(broadcasts, checked=False) | limits
-    found = {broadcasts.name: parts | {"share": parts["bare"] / parts["wire"]}}
+    found: dict[str, dict[str, float]] = {}
+    for channel in broadcasts:
+        limits = {"bare": sending.bare([sending.num_bytes]), "buckets": sending.bare(sizes)}
+        if not channel.num_ranks:
+            limits = {"bare": sending.copy()}
+        parts = sending.update(channel) | sending.update(channel, checked=False) | limits
+        found[channel.name] = parts | {"share": parts["bare"] / parts["wire"]}
     for channel in files:
         assert channel.folder is not None
-        copy = sending.copy(channel.folder)
+        copy = sending.copy_files(channel.folder)
         parts = sending.update(channel)
         found[channel.name] = parts | {"bare": copy, "share": copy / (parts["publish"] + parts["wire"])}
     return found

@@ -73,7 +73,7 @@ def _with_entry(entry: str, gpus: Sequence[Gpu]) -> Gpu:
 
 def _all_gpus() -> list[Gpu]:
     """Return all GPUs of the machine, by NVML; none without NVIDIA's driver."""
-    import pynvml  # type: ignore[import-untyped]  # imported here, since most processes never ask
+    import pynvml  # imported here, since most processes never ask
 
     try:
         pynvml.nvmlInit()

@@ -5,7 +5,7 @@ Keyword-only arguments come from the function's `kwargs` in the configuration. L
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from actors.reward import judges
@@ -21,7 +21,7 @@ def exact_match(prompts: list[Any], completions: list[Completion], answer: list[
 
 
 def characters_in_place(
-    prompts: list[Any], completions: list[Completion], answer: list[str], **_: Any
+    prompts: list[Any], completions: Sequence[Completion], answer: list[str], **_: Any
 ) -> list[float | None]:
     """Score the fraction of equal characters by position: matches ÷ the longer of answer and completion (0 to 1)."""
     scores: list[float | None] = []

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -82,7 +82,7 @@ def _varlen_signature() -> str:
 def _sdpa_order() -> list[str]:
     from torch.nn.attention import SDPBackend
 
-    names = {int(value): name for name, value in SDPBackend.__members__.items()}
+    names = {int(cast("int", value)): name for name, value in SDPBackend.__members__.items()}
     return [names.get(number, str(number)) for number in torch._C._get_sdp_priority_order()]
 
 

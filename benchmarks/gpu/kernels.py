@@ -222,7 +222,8 @@ def _poisoned(setting: Setting, by_torch: bool = True) -> Iterator[None]:
         del blocks
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(by_torch, warn_only=True)
-    assert torch.utils.deterministic.fill_uninitialized_memory  # torch's default
+    settings: Any = torch.utils.deterministic
+    assert settings.fill_uninitialized_memory  # torch's default
     try:
         yield
     finally:

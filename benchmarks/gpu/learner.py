@@ -101,7 +101,8 @@ def _compare(
             learner.restore(folder / "saved")
             logprobs = token_logprobs(learner, batch, keys["dtype"])
             measured, found_gradients = step_with_gradients(learner, batch)
-            found["attention"] = learner.model.config._attn_implementation
+            loaded: Any = learner.model
+            found["attention"] = loaded.config._attn_implementation
             found["logprobs_mean"] = float(np.abs(logprobs - expected).mean())
             found["logprobs_max"] = float(np.abs(logprobs - expected).max())
             found["loss"] = abs(measured["loss"] - values["loss"])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.trainer_cases import answer
+from bus import torch_groups
 from bus.weights.process_groups import ProcessGroup, Wait
 
 distributed: Any = torch.distributed
@@ -100,7 +101,7 @@ def group(device: torch.device, num_bytes: int, backend: str, rank: int, size: i
         for turn in range(2):
             own = values.clone() if rank == 0 else torch.zeros_like(values)
             join = {"gloo": _gloo, "nccl": _nccl}[backend]
-            broadcast, leave = join(distributed.PrefixStore(str(turn), store), rank, size)
+            broadcast, leave = join(distributed.PrefixStore(str(turn), store), rank, size, device)
             broadcast(own)
             _synchronize(device)
             started = time.perf_counter()
@@ -122,19 +123,17 @@ Group = tuple[Callable[[Tensor], object], Callable[[], object]]
 """Functions of a group: broadcast of a tensor from rank 0, and the end."""
 
 
-def _gloo(store: Any, rank: int, size: int) -> Group:
-    """Return the group with which versions of the weights are sent."""
+def _gloo(store: Any, rank: int, size: int, device: torch.device) -> Group:
+    """Return the group with which versions of the weights are sent between CPUs."""
     wait = Wait(lambda: None, SECONDS)
-    made = ProcessGroup("group", lambda: store, rank, size, HOST, wait)
+    made = ProcessGroup("group", lambda: store, rank, size, HOST, wait, device)
     return lambda tensor: made.broadcast(tensor, wait).wait(), made.leave
 
 
-def _nccl(store: Any, rank: int, size: int) -> Group:
-    options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=SECONDS)
-    made = distributed.ProcessGroupNCCL(store, rank, size, options)
-    # torch has had both names
-    return lambda tensor: made.broadcast(tensor, 0).wait(), made.abort if hasattr(made, "abort") else made._shutdown
+def _nccl(store: Any, rank: int, size: int, device: torch.device) -> Group:
+    """Return a group of NCCL, made as that of the weights, which has no group for one process."""
+    made = torch_groups.nccl(store, rank, size, device, timedelta(seconds=SECONDS))
+    return lambda tensor: made.broadcast(tensor, 0).wait(), made.abort
 
 
 def _synchronize(device: torch.device) -> None:

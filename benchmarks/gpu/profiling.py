@@ -65,7 +65,8 @@ def _profiled(learner: TorchLearner, batch: Any, setting: Setting) -> dict[str, 
     averages = profiled.key_averages()
     heads = [event for event in averages if event.key == HEAD]
     if setting.on_gpu:
-        on_gpu = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        autograd: Any = torch.autograd
+        on_gpu = [event for event in profiled.events() if event.device_type == autograd.DeviceType.CUDA]
         # a label of a part of the program has a span on the GPU too
         kernels = [event for event in on_gpu if not getattr(event, "is_user_annotation", False) and event.name != HEAD]
         named = [(event.name, event.time_range.elapsed_us()) for event in kernels]
@@ -92,7 +93,8 @@ def _profiled(learner: TorchLearner, batch: Any, setting: Setting) -> dict[str, 
 @contextmanager
 def _labelled_head() -> Iterator[None]:
     """Give the forward pass of the output layer a name in the profile; under LoRA it computes the gradient too."""
-    computed = token_logprobs.chunked_logprobs_and_entropy
+    module: Any = token_logprobs
+    computed = module.chunked_logprobs_and_entropy
 
     def labelled(*arguments: Any, **keys: Any) -> Any:
         with record_function(HEAD):
@@ -125,7 +127,7 @@ def group_of(name: str) -> str:
 
 def grouped(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the time of each kind of kernels, longest first."""
-    times = Counter[str]()
+    times: Any = Counter()
     for name, time in kernels:
         times[group_of(name)] += time
     return dict(times.most_common())

@@ -76,7 +76,8 @@ def measure(setting: Setting, report: Report) -> None:
         labels = {"variant": variant.name}
         with report.case("variants", labels | asdict(variant)) as found:
             learner.append(_learner(variant, setting))
-            found["attention_in_use"] = learner[0].model.config._attn_implementation
+            model: Any = learner[0].model
+            found["attention_in_use"] = model.config._attn_implementation
         for name in variant.samples if learner else ():
             lengths = lengths_of(name, setting)
             with report.case("steps", labels | {"samples": name}) as found:

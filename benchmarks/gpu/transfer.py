@@ -142,9 +142,10 @@ def _group(backend: str, size: int, setting: Setting) -> dict[str, Any]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     num_bytes = setting.size(256 << 20, 1 << 20)
+    device = setting.device if backend == "nccl" else "cpu"
     peers = [
         subprocess.Popen(
-            [str(word) for word in _peer("group", setting.device, num_bytes, backend, rank, size, port)],
+            [str(word) for word in _peer("group", device, num_bytes, backend, rank, size, port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
