@@ -305,14 +305,18 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
 
     if threads is not None:
         torch.set_num_threads(threads)
-    if rank is not None and config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1:
+    trainer = config.trainer
+    if rank is not None and trainer.sharding == "fsdp" and trainer.num_ranks > 1:
         from actors.learner.fsdp import FullySharded
 
-        learner = TorchLearner(config, load_loss(config), FullySharded(rank))
+        learner = TorchLearner(config, load_loss(config), FullySharded(rank, trainer.context_parallel))
     else:
-        learner = TorchLearner(config, load_loss(config))
-    # a replay, which has no rank, writes nothing
-    if rank is not None and config.telemetry.token_details:
+        from actors.learner.parallelism import DataParallel
+
+        learner = TorchLearner(config, load_loss(config), DataParallel(trainer.context_parallel))
+    # a replay, which has no rank, writes nothing; ranks with the same rows have the same values
+    writes = rank is not None and rank % trainer.context_parallel == 0
+    if writes and config.telemetry.token_details:
         from actors.learner.token_details import TokenDetailsWriter
 
         learner.details = TokenDetailsWriter(config.output, config.telemetry.token_details, config.trainer.loss.type)

@@ -27,7 +27,9 @@ BUNDLES_PER_ROW = (1, 2, 4, 8)
 
 
 def batches_of_step(payloads: Sequence[ScoredGroup], config: RunConfig, **header: Any) -> list[StepBatch]:
-    """Build the batch of each rank from a step's payloads; packer and replay build the same batches.
+    """Build the batches of a step from its payloads, one for each group of ranks with the same rows.
+
+    Packer and replay build the same batches.
 
     Args:
         payloads: the step's groups, in the order of its ordinals.
@@ -40,7 +42,7 @@ def batches_of_step(payloads: Sequence[ScoredGroup], config: RunConfig, **header
         reward = reward.model_copy(update={"adv_norm": None})
     return build_batches(
         with_step_advantages(payloads, reward, environment_weights(config.environments)),
-        config.trainer.num_ranks,
+        config.trainer.row_groups,
         config.packer.sequence_len,
         config.trainer.num_minibatches,
         filter_zero_advantages=config.packer.filter_zero_advantages,

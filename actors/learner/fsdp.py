@@ -22,6 +22,7 @@ from actors.learner.parallelism import Gathers
 from actors.learner.ranks import SINGLE_RANK, GlooRanks, Ranks
 from actors.learner.shards import part
 from actors.models import loading
+from actors.models.row_ranks import RowRanks
 from actors.models.vision.parts import vision_part
 from schemas.config.model import ModelConfig
 
@@ -36,11 +37,14 @@ class FullySharded:
 
     Args:
         rank: rank of this process; also selects the GPU if torchrun has not set LOCAL_RANK.
+        context_parallel: number of neighbouring ranks that compute rows together.
     """
 
     sharded = True
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, context_parallel: int = 1) -> None:
+        self._context_parallel = context_parallel
+        self.row_ranks: RowRanks | None = None
         if torch.cuda.is_available():
             # before the model is loaded, so that each rank uses its own GPU
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
@@ -66,6 +70,8 @@ class FullySharded:
         self._watch = CollectiveWatch(shall_wait, ranks.abort if device.type == "cuda" else None)
         with self._watch.watching():
             shard(model, ranks.mesh(device), device, dtype)
+        if self._context_parallel > 1:
+            self.row_ranks = ranks.row_group(device, self._context_parallel)
         log.info("weights shared out", parameters=sum(part(p).numel() for p in model.parameters()))
 
     def watched(self) -> AbstractContextManager[None]:

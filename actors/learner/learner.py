@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from actors.learner.supervised import SupervisedExamples
 from actors.learner.token_details import TokenDetailsWriter
 from actors.models import attention, loading, token_logprobs
 from actors.models.determinism import is_inexact, make_deterministic
+from actors.models.row_ranks import check_divides
 from actors.process.fault_points import point
 from bus.weights import Weights
 from schemas.config import RunConfig
@@ -114,6 +116,7 @@ class TorchLearner:
         if config.trainer.deterministic:
             make_deterministic(self._device)
         self.model = self._load()
+        check_divides(self.model, config.trainer.context_parallel)
         self._masters = MasterWeights(self.model, self._load_masters())
         # before any sharding: the transform of the logits is probed on whole weights
         self._token_logprobs = token_logprobs.as_configured(self.model, config.model, config.packer.sequence_len)
@@ -186,6 +189,8 @@ class TorchLearner:
     def join(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
         """Join the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
         self._parallelism.join(self.model, self._device, self._dtype, ranks, shall_wait)
+        self._token_logprobs.row_ranks = self._parallelism.row_ranks
+        self._reference_models.divide_rows(self._parallelism.row_ranks)
         if self._parallelism.sharded:
             # spread parameters are new objects, so the optimizer is made again; its state comes from the checkpoint
             self._trainable = [p for p in self.model.parameters() if p.requires_grad]
@@ -245,7 +250,8 @@ class TorchLearner:
             batches: Sequence[StepBatch] = (*before, batch)
             with watch.part("fixed logprobs"):
                 fixed = [self._reference_models.logprobs(each, with_old) for each in batches]
-            batches = reference_kl.with_advantages_of_step(batches, fixed, self._config, ranks.exchange, self._device)
+            exchange = partial(self._exchange, ranks)
+            batches = reference_kl.with_advantages_of_step(batches, fixed, self._config, exchange, self._device)
             parts = [_RankStep(*both) for both in zip(batches, fixed, strict=True)]
             for update in range(num_updates):
                 updates.append(self._finite_gradients(parts, ranks, update, num_updates))
@@ -311,18 +317,25 @@ class TorchLearner:
             self._parallelism.sum_gradients(ranks, own)
         everybody: dict[str, float] = {}
         # the own message comes back with the exchange, in its place among the ranks
-        for message in [*messages[:-1], *ranks.exchange(messages[-1])]:
+        for message in [*messages[:-1], *self._exchange(ranks, messages[-1])]:
             _merge(everybody, json.loads(message))
         with self._watch.part("clip gradients"):
             norm = clip_gradients(self._trainable, self._config.trainer.max_grad_norm)
         mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
         return _Gradients(loss, norm, everybody, mismatch_max)
 
+    def _exchange(self, ranks: Ranks, message: bytes) -> list[bytes]:
+        """Return the messages of all ranks, in order; of ranks that compute the same rows, those of the first."""
+        together = self._parallelism.row_ranks
+        return ranks.exchange(message)[:: together.size if together else 1]
+
     def _rank_gradients(self, part: _RankStep, update: int) -> bytes:
         """Compute the gradients of one rank's micro-batches, in newly allocated memory; return measurements as JSON."""
         batch, minibatch = part.batch, update % part.batch.num_minibatches
         # once per update, so that a second computation of it has the same dropout
-        torch.manual_seed(update_seed(self._config.seed, batch.step, update, batch.rank))
+        row_ranks = self._parallelism.row_ranks
+        rank = batch.rank if row_ranks is None else batch.rank * row_ranks.size + row_ranks.place
+        torch.manual_seed(update_seed(self._config.seed, batch.step, update, rank))
         # to None, not to zeros: the caller still holds the gradients of the rank before
         self._optimizer.zero_grad(set_to_none=True)
         measured: dict[str, float] = {"mismatch_max": 0.0}

@@ -6,6 +6,7 @@
     fully sharded (fsdp)  a part on each rank     in the backward passes, by layer        by rank 0, with parts of all
 
 `DataParallel` is the first two rows: with the ranks `SINGLE_RANK` nothing is summed. `FullySharded` is the third.
+With either, neighbouring ranks may compute their rows together (`actors.models.row_ranks`).
 Tensors know themselves if they are spread over ranks, so copies, norms and gathers of single tensors are in
 `actors.learner.shards`, for all kinds alike.
 """
@@ -17,8 +18,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.devices import gpu_name
-from actors.learner.ranks import Ranks
+from actors.learner.ranks import GlooRanks, Ranks
+from actors.models.row_ranks import RowRanks
 from schemas.config.model import ModelConfig
 
 Gathers = Mapping[bytes, Callable[[], object]]
@@ -31,6 +34,8 @@ class Parallelism(Protocol):
     sharded: bool
     """True if each rank holds a part of every weight. Then each forward and backward is a collective, which all ranks
     run equally often, and `join` replaces the model's parameters."""
+    row_ranks: RowRanks | None
+    """Ranks that compute rows together with this one, known after `join`; None: rows are whole."""
 
     def loaded_as(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration with which a rank loads and restores the policy."""
@@ -85,9 +90,18 @@ class Parallelism(Protocol):
 
 
 class DataParallel:
-    """Whole weights on each rank, or in a single process. Sums have the same bits on each rank (`Ranks.sum`)."""
+    """Whole weights on each rank, or in a single process. Sums have the same bits on each rank (`Ranks.sum`).
+
+    Args:
+        context_parallel: number of neighbouring ranks that compute rows together.
+    """
 
     sharded = False
+
+    def __init__(self, context_parallel: int = 1) -> None:
+        self._context_parallel = context_parallel
+        self.row_ranks: RowRanks | None = None
+        self._watch: CollectiveWatch | None = None
 
     def loaded_as(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration unchanged."""
@@ -103,10 +117,13 @@ class DataParallel:
     ) -> None:
         """Let the ranks sum gradients where they are computed. There are no parts to keep."""
         ranks.sum_on(device, gpu_name(device))
+        if isinstance(ranks, GlooRanks) and self._context_parallel > 1:
+            self.row_ranks = ranks.row_group(device, self._context_parallel)
+            self._watch = CollectiveWatch(shall_wait, ranks.abort if device.type == "cuda" else None)
 
     def watched(self) -> AbstractContextManager[None]:
-        """Return an empty context: `Ranks` checks by itself while it waits."""
-        return nullcontext()
+        """Return the watch over the exchanges of divided rows; if rows are whole, `Ranks` checks by itself."""
+        return self._watch.watching() if self._watch is not None else nullcontext()
 
     def sum_gradients(self, ranks: Ranks, gradients: Sequence[Tensor]) -> None:
         """Replace each gradient by the sum over all ranks."""

@@ -6,6 +6,7 @@ lives: during a collective `check` is called, which raises when the packer has t
 
     exchange   gloo
     sum        gloo through the CPUs, or NCCL between GPUs (`sum_on`), with the same additions
+    row group  gloo or NCCL, between the ranks that compute rows together
 """
 
 import time
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from actors.learner import process_groups
+from actors.learner.devices import gpu_name
+from actors.learner.row_group import RowGroup
 from bus import threads, torch_groups
 
 log = structlog.get_logger("learner")
@@ -109,8 +112,8 @@ class GlooRanks:
         self._summing: Any = self._group
         """Group of sums of tensors on `_summing_device`."""
         self._summing_device = torch.device("cpu")
-        self._mesh_group: Any = None
-        """Group of the mesh between GPUs, once made."""
+        self._watched: list[Any] = []
+        """Groups between GPUs whose collectives nothing but an abort can end."""
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by the sum over all ranks, in buckets to bound the memory.
@@ -191,18 +194,45 @@ class GlooRanks:
             backend, store=store, rank=self.rank, world_size=self.size, timeout=process_groups.UNBOUNDED
         )
         if backend == "nccl":
-            self._mesh_group = distributed.group.WORLD
+            self._watched.append(distributed.group.WORLD)
         return distributed.device_mesh.init_device_mesh(device.type, (self.size,))
 
-    def abort(self) -> None:
-        """End collectives of the mesh between GPUs, for a process that is about to exit. Thread-safe."""
-        if self._mesh_group is not None:
-            process_groups.abort(self._mesh_group)
+    def row_group(self, device: torch.device, size: int) -> RowGroup:
+        """Return the ranks that compute rows together with this one: `size` neighbours. All ranks must call.
 
-    def _store(self, suffix: str) -> Any:
+        Their tensors travel between GPUs if all ranks of the gang have a GPU of their own, otherwise through the CPUs.
+
+        Args:
+            device: device of this rank's tensors.
+            size: number of ranks for each row, a divisor of the number of ranks.
+
+        Raises:
+            RanksBrokenError: another rank is gone, or did not come in time.
+        """
+        names = self.exchange(gpu_name(device).encode())
+        between_gpus = all(names) and len(set(names)) == self.size
+        number, place = divmod(self.rank, size)
+
+        def meet() -> Any:
+            store = self._store(f".rows_{number}", size)
+            if between_gpus:
+                return process_groups.nccl(store, place, size, device)
+            return process_groups.gloo(store, place, size, self._host)
+
+        group = _waiting(meet, self._check, self._timeout)
+        if between_gpus:
+            self._watched.append(group)
+        return RowGroup(group, place, size, device if between_gpus else torch.device("cpu"))
+
+    def abort(self) -> None:
+        """End collectives between GPUs in which this rank waits, for a process that is about to exit. Thread-safe."""
+        for group in self._watched:
+            process_groups.abort(group)
+
+    def _store(self, suffix: str, size: int | None = None) -> Any:
         # a file for each group: keys of one would confuse the other
         distributed: Any = torch.distributed
-        return distributed.FileStore(f"{self._meeting_point}{suffix}", self.size)
+        return distributed.FileStore(f"{self._meeting_point}{suffix}", size or self.size)
 
     def _group_on(self, device: torch.device, backend: str) -> Any:
         store = self._store(".sums")

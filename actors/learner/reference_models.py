@@ -21,6 +21,7 @@ from actors.learner.parallelism import Parallelism
 from actors.learner.snapshots import Snapshot
 from actors.learner.teacher_server import TeacherServer
 from actors.models import loading
+from actors.models.row_ranks import RowRanks, check_divides
 from actors.models.token_logprobs import TokenLogprobs, as_configured
 from actors.models.tokenizer import vocabulary
 from actors.models.vision.parts import vision_part
@@ -103,10 +104,17 @@ class ReferenceModels:
             check_vocabulary(config.model, teacher)
             if server is None:
                 self._teacher = _frozen(teacher, longest, TEACHER_KEY)
+                check_divides(self._teacher.model, config.trainer.context_parallel, TEACHER_KEY)
                 if vision_part(self._teacher.model) is not None:
                     self._teacher_images = BatchImages(self._teacher.model, teacher)
             else:
                 self._server = TeacherServer(server, teacher)
+
+    def divide_rows(self, ranks: RowRanks | None) -> None:
+        """Compute rows together with other ranks from now on, as the policy does; None: whole rows."""
+        for model in (self._reference, self._teacher):
+            if model is not None:
+                model.row_ranks = ranks
 
     def logprobs(self, batch: StepBatch, with_old: bool) -> dict[int, FixedLogprobs]:
         """Return the fixed logprobs of a batch by micro-batch. Infinite or NaN logprobs are computed a second time.

@@ -117,7 +117,9 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         ConfigError: a model's config.json can't be read.
     """
     model, trainer = config.model, config.trainer
-    policy = _counted(model, trainer.optimizer, config.packer.sequence_len)
+    # with trainer.context_parallel a rank has a part of each row's tokens, and in attention a part of the heads
+    tokens = -(-config.packer.sequence_len // trainer.context_parallel)
+    policy = _counted(model, trainer.optimizer, tokens)
     base = parameter_bytes(model)
     on_cpu = not torch.cuda.is_available() or model.device == "cpu"
     published = policy.adapter or base  # without LoRA all weights are published

@@ -19,6 +19,7 @@ from actors.models.attention.rows import UNPADDED, RowLengths
 from actors.models.choices import row_multiple
 from actors.models.loading import TORCH_DTYPES, device_of, on_gpu
 from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
+from actors.models.row_ranks import RowRanks, gathered_results, gathered_rows
 from actors.models.triton_trial import takes_triton
 from actors.models.vision.row_images import placing
 from schemas.config.model import ModelConfig
@@ -42,6 +43,8 @@ class TokenLogprobs:
 
     def __init__(self, model: nn.Module, fused: bool = False, lengths: RowLengths = UNPADDED) -> None:
         self.model, self._fused, self._lengths = model, fused, lengths
+        self.row_ranks: RowRanks | None = None
+        """Ranks that compute rows together with this one: all call `of` for the same rows. None: rows are whole."""
         self._head: Any = model.get_output_embeddings()  # type: ignore[operator]
         self._transform, problem = _transform(model, self._head)
         if problem:
@@ -69,16 +72,61 @@ class TokenLogprobs:
         if wanted_K is not None:
             source_K, token_ids_T = source_K[wanted_K], token_ids_T[wanted_K]
             temperatures_T = None if temperatures_T is None else temperatures_T[wanted_K]
-        if self._transform is None:
-            with placing(self.model, row.images):
-                logits_KV = self.model(**row.forward_arguments(), logits_to_keep=source_K).logits[0]
-            found = logprobs_and_entropy(logits_KV, token_ids_T, temperatures_T, entropy_gradient)
+        if self.row_ranks is None:
+            found = self._computed(row, source_K, token_ids_T, temperatures_T, entropy_gradient)
         else:
-            found = self._chunked(self._transform, row, source_K, token_ids_T, temperatures_T, entropy_gradient)
+            found = self._together(self.row_ranks, row, source_K, token_ids_T, temperatures_T, entropy_gradient)
         if wanted_K is None:
             return found
         logprobs_T, entropy_T = (x_K.new_zeros(len(row.source_T)).index_copy(0, wanted_K, x_K) for x_K in found)
         return logprobs_T, entropy_T
+
+    def _computed(
+        self, row: PackedRow, source_K: Tensor, ids_K: Tensor, temperatures_K: Tensor | None, gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        if self._transform is not None:
+            return self._chunked(self._transform, row, source_K, ids_K, temperatures_K, gradient)
+        if row.ranks is None:
+            with placing(self.model, row.images):
+                logits_KV = self.model(**row.forward_arguments(), logits_to_keep=source_K).logits[0]
+        else:
+            logits_KV = self._logits_of_part(row, row.ranks, source_K)
+        return logprobs_and_entropy(logits_KV, ids_K, temperatures_K, gradient)
+
+    def _together(
+        self,
+        ranks: RowRanks,
+        row: PackedRow,
+        source_K: Tensor,
+        ids_K: Tensor,
+        temperatures_K: Tensor | None,
+        gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute a row together with other ranks; each rank gets all K results.
+
+        The output layer is divided by results, not by parts of the row: a row's prompts have none.
+        """
+        num_results = len(source_K)
+        share = -(-num_results // ranks.size)
+        # equally many on each rank: the last ones compute the last result again
+        own = torch.arange(ranks.place * share, (ranks.place + 1) * share, device=source_K.device)
+        own = own.clamp(max=max(0, num_results - 1))
+        temperatures = None if temperatures_K is None else temperatures_K[own]
+        found = self._computed(row.divided(ranks), source_K[own], ids_K[own], temperatures, gradient)
+        logprobs_K, entropy_K = gathered_results(torch.stack(found, -1), ranks)[:num_results].unbind(-1)
+        return logprobs_K, entropy_K if gradient else entropy_K.detach()
+
+    def _logits_of_part(self, row: PackedRow, ranks: RowRanks, source_K: Tensor) -> Tensor:
+        """Return logits from an output layer that is not computed in chunks."""
+        forward = self._head.forward
+
+        def instead(hidden_1RD: Tensor) -> Tensor:
+            logits: Tensor = forward(gathered_rows(hidden_1RD[0], ranks).index_select(0, source_K)[None])
+            return logits
+
+        with _forward_of(self._head, instead):
+            logits_KV: Tensor = self.model(**row.forward_arguments()).logits[0]
+        return logits_KV
 
     def _chunked(
         self,
@@ -93,7 +141,10 @@ class TokenLogprobs:
 
         # logprobs and entropy take the place of logits: the model's code only passes them on
         def instead(hidden_1RD: Tensor) -> Tensor:
-            hidden_KD, head = hidden_1RD[0].index_select(0, source_K), self._head
+            hidden_RD, head = hidden_1RD[0], self._head
+            if row.ranks is not None:
+                hidden_RD = gathered_rows(hidden_RD, row.ranks)
+            hidden_KD = hidden_RD.index_select(0, source_K)
             both = chunked_logprobs_and_entropy(
                 hidden_KD, head.weight, head.bias, ids_K, temperatures_K, transform, gradient, fused=self._fused
             )

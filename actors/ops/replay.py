@@ -101,6 +101,8 @@ def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
     replayed = {"loss": values["loss"], "grad_norm": values["grad_norm"], "weights": _digest(learner, config)}
     was_sharded = config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1
     inexact = "weights were spread over ranks" if was_sharded else learner.inexact
+    if config.trainer.context_parallel > 1:
+        inexact = "rows were divided among ranks"
     return Replay(step, start, recorded, replayed, inexact)
 
 

@@ -102,7 +102,7 @@ def sizes(config: RunConfig, image_bytes: float = 0.0) -> list[Size]:
         config: configuration of the run.
         image_bytes: bytes of the images of a group, which the group has once.
     """
-    rollout, packer, ranks = config.rollout, config.packer, config.trainer.num_ranks
+    rollout, packer, ranks = config.rollout, config.packer, config.trainer.row_groups
     tokens = min(rollout.max_tokens, packer.sequence_len)
     by_token = config.reward.advantage.type in ("gae", "process")
     group = group_bytes(

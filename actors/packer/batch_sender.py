@@ -141,7 +141,7 @@ class BatchSender:
             # a rank may still ask for the step before; older batches are built again if ever needed
             self._built = {k: v for k, v in self._built.items() if k[0] >= step.step - 1 and k[1] == key[1]}
             self._built[key] = batches
-        return self._built[key][rank]
+        return self._built[key][self._config.trainer.row_group_of(rank)]
 
     def _batches(self, key: tuple[int, int], step: Step) -> list[Messages] | None:
         """Build the batches of a step, or have them built; None until they are."""

@@ -131,8 +131,11 @@ class Trainer:
         ring, lengths = self._ring, list[int]()
         for ordinal in step.ordinals:
             lengths += ring.samples[ordinal]
-        ranks = pack(lengths, ring.settings.sequence_len, self.num_ranks)
-        return train_step(ring.times, [[cost(micro_batch, lengths) for micro_batch in rank] for rank in ranks])
+        together = ring.config.trainer.context_parallel
+        ranks = pack(lengths, ring.settings.sequence_len, max(1, self.num_ranks // together))
+        return train_step(
+            ring.times, [[cost(micro_batch, lengths) / together for micro_batch in rank] for rank in ranks]
+        )
 
     def set_slowdown(self, factor: float) -> None:
         """Compute slower by a factor from now on."""

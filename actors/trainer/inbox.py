@@ -25,7 +25,7 @@ class BatchInbox:
 
     Args:
         inbox: socket for StepBatches.
-        rank: rank of this process.
+        rank: rank of the batches: the number of this process's group of ranks with the same rows.
         on_arrival: called with the steps whose batch is here, in the reading thread.
     """
 

@@ -92,7 +92,7 @@ class TrainerActor:
         self.membership = Membership(config, TrainerHeartbeat, name, self._pass_update_on)
         self.name, self.liveness = name, self.membership.liveness
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
-        self._batches = BatchInbox(self._inbox, rank, self._report_received)
+        self._batches = BatchInbox(self._inbox, config.trainer.row_group_of(rank), self._report_received)
         # P19: while the packer is silent for a lease nothing is moved; a successor may write the checkpoints already
         checkpoints.is_current = lambda: self.membership.silent_seconds < config.bus.lease
         self._drain = Drain()

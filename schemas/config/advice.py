@@ -143,7 +143,7 @@ def _larger_than_travels(config: RunConfig) -> Iterator[str]:
             f"group, and a message holds {most}; an attempt with more fails as too_large"
         )
     # rounded up: the share of the rank with the most samples
-    completions = -(-config.packer.groups_per_step * size // config.trainer.num_ranks)
+    completions = -(-config.packer.groups_per_step * size // config.trainer.row_groups)
     batch = completions * config.packer.sequence_len
     if batch > most_of_batch:
         yield (

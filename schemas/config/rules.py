@@ -44,6 +44,18 @@ def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _rows_can_be_divided(config: "RunConfig") -> Iterator[str]:
+    trainer = config.trainer
+    if trainer.num_ranks % trainer.context_parallel:
+        yield (
+            f"trainer.context_parallel: {trainer.context_parallel} ranks for each row do not divide trainer.num_ranks "
+            f"{trainer.num_ranks}; set a divisor of it"
+        )
+    if trainer.context_parallel > 1 and trainer.teacher_server is not None:
+        # each rank would ask for the same row, and might get other bits
+        yield "trainer.context_parallel: not with trainer.teacher_server; remove one of the two"
+
+
 def _engines_take_turns(config: "RunConfig") -> Iterator[str]:
     engine = config.inference.engine
     if config.up.colocate == "turns" and (config.inference.attached or not engine.gives_memory_back):
@@ -472,6 +484,7 @@ RULES = (
     _token_of_the_hub_is_elsewhere,
     _trackers_have_a_place_each,
     _shards_hold_what_they_can,
+    _rows_can_be_divided,
     _engines_take_turns,
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,

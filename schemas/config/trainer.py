@@ -102,6 +102,11 @@ class TrainerConfig(ObjectiveConfig):
     num_ranks: Repack[int] = Field(1, ge=1, le=1024)
     """Number of trainer processes (ranks). Each trains its share of a step's samples; all need the same
     `output_dir`."""
+    context_parallel: Repack[int] = Field(1, ge=1, le=1024)
+    """Ranks that compute each row of tokens together (Ulysses), a divisor of `num_ranks`. Each has a part of the
+    row's tokens in the layers and a part of the heads in attention, so a row of `packer.sequence_len` tokens takes less
+    memory on each. Samples are dealt to num_ranks / context_parallel groups of ranks. The model's attention heads must
+    divide; not with images, and not with `teacher_server`."""
     sharding: Free[Literal["none", "fsdp"]] = "none"
     """Distribution of the model over ranks. `none`: each rank has the whole model (data parallel), and a replayed step
     has the same bits. `fsdp`: each rank has a part of every weight, gradient and optimizer state, and gathers a layer
@@ -137,6 +142,15 @@ class TrainerConfig(ObjectiveConfig):
     """Seconds for all ranks to find each other at a start. After that all ranks start over (protocol rule P19)."""
     mismatch: MismatchConfig = MismatchConfig()
     """Limits of the difference between the logprobs of trainer and engine."""
+
+    @property
+    def row_groups(self) -> int:
+        """Number of groups of ranks: those of a group compute the same rows together."""
+        return self.num_ranks // self.context_parallel
+
+    def row_group_of(self, rank: int) -> int:
+        """Return the number of a rank's group. Neighbouring ranks, which may share a machine, are in one group."""
+        return rank // self.context_parallel
 
     @property
     def rates_per_step(self) -> int:

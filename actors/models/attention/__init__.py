@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from actors.models.attention.flash import flash_attention
 from actors.models.attention.flex import flex_row_attention
 from actors.models.attention.padded import padded_attention
-from actors.models.attention.rows import PackedRow, pack_row
+from actors.models.attention.rows import PackedRow, dividable, pack_row
 from actors.models.attention.varlen import has_varlen, varlen_row_attention
 from actors.process.packages import c_compiler, is_installed
 from schemas.config.model import ModelConfig
@@ -70,7 +70,7 @@ def attending(model: Any, name: str) -> Iterator[None]:
 
 # not traced by torch.compile: index arrays have other shapes for each row
 _untraced: Any = torch.compiler.disable
-AttentionInterface.register(NAMES["padded"], _untraced(padded_attention))
-AttentionInterface.register(NAMES["varlen"], _untraced(varlen_row_attention))
-AttentionInterface.register(NAMES["flash"], _untraced(flash_attention))
-AttentionInterface.register(NAMES["flex"], flex_row_attention)
+AttentionInterface.register(NAMES["padded"], _untraced(dividable(padded_attention)))
+AttentionInterface.register(NAMES["varlen"], _untraced(dividable(varlen_row_attention)))
+AttentionInterface.register(NAMES["flash"], _untraced(dividable(flash_attention)))
+AttentionInterface.register(NAMES["flex"], dividable(flex_row_attention))

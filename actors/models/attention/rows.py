@@ -13,7 +13,7 @@ Samples stand depth first: the tokens of a sample and of all that continue it ar
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from actors.models.row_ranks import RowRanks, own_part, with_all_heads, with_all_tokens
 from actors.models.vision.positions import image_positions
 from actors.models.vision.row_images import PlacedImage, RowImages
 
@@ -63,6 +64,8 @@ class PackedRow:
     prompt counts once in the capacity (`packer.count_prompts`)."""
     images: RowImages | None = None
     """Images of the row; None if no sample has any."""
+    ranks: RowRanks | None = None
+    """Ranks that compute the row together; None: this process computes all of it."""
     _plans: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # indices by numpy: nothing to trace
@@ -85,16 +88,29 @@ class PackedRow:
             )
         return self._plans["padded", size]  # type: ignore[no-any-return]
 
+    def divided(self, ranks: RowRanks) -> "PackedRow":
+        """Return the row as one that ranks compute together: this rank passes its part to the model; cached."""
+        padded = self.padded(-(-len(self.token_ids_R) // ranks.size) * ranks.size)
+        if "divided" not in self._plans:
+            self._plans["divided"] = replace(padded, ranks=ranks, _plans={})
+        return self._plans["divided"]  # type: ignore[no-any-return]
+
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Return an integer array as a tensor of indices on the device of the row."""
         return indices(array, self.token_ids_R.device)
 
     def forward_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the model's forward; with images inside `vision.row_images.placing`."""
+        """Return the arguments of the model's forward, with images inside `vision.row_images.placing`.
+
+        Of a divided row, the tokens are those of this rank.
+        """
         more = {} if self.images is None else self.images.forward_arguments()
+        ids, positions = self.token_ids_R, self.position_ids_R
+        if self.ranks is not None:
+            ids, positions = own_part(ids, self.ranks), own_part(positions, self.ranks)
         return {
-            "input_ids": self.token_ids_R[None],
-            "position_ids": self.position_ids_R[None],
+            "input_ids": ids[None],
+            "position_ids": positions[None],
             "attention_mask": None,  # packed_row says which tokens see each other
             "use_cache": False,  # keys and values are not needed again
             "packed_row": self,
@@ -210,6 +226,34 @@ def recomputed(attention: Attention) -> Attention:
         return found
 
     return attend
+
+
+def dividable(attention: Attention) -> Attention:
+    """Return an attention that also computes rows divided among ranks: all tokens, for this rank's heads."""
+
+    @wraps(attention)
+    def attend(*given: Any, packed_row: PackedRow, **options: Any) -> tuple[Tensor, None]:
+        if packed_row.ranks is None:
+            return attention(*given, packed_row=packed_row, **options)
+        found: tuple[Tensor, None] = _divided(attention, packed_row.ranks, *given, packed_row=packed_row, **options)
+        return found
+
+    return attend
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # an exchange with other processes: nothing to trace
+def _divided(
+    attention: Attention,
+    ranks: RowRanks,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *more: Any,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    query, key, value = with_all_tokens([query, key, value], ranks)
+    return with_all_heads(attention(module, query, key, value, *more, **options)[0], ranks), None
 
 
 def indices(array: NDArray[Any], device: torch.device) -> Tensor:

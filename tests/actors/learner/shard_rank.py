@@ -1,4 +1,4 @@
-"""One rank of a sharded learner, as a process of its own: `python -m tests.actors.learner.shard_rank FOLDER RANK`.
+"""One rank of a gang's learner, as a process of its own: `python -m tests.actors.learner.shard_rank FOLDER RANK`.
 
 FOLDER/task.json says what all ranks do; rank 0 leaves checkpoint/ (before the last step), weights.safetensors,
 values.json (of each step) and computed.json (see `Computed`) there.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from actors.learner.fsdp import FullySharded
+from actors.assembly import make_learner
 from actors.learner.learner import TorchLearner
 from actors.learner.ranks import GlooRanks
 from actors.process.exits import leave
@@ -61,7 +61,7 @@ def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     task = json.loads((folder / "task.json").read_text())
     config, values = check_tree(task["config"]), []
-    learner = TorchLearner(config, parallelism=FullySharded(rank))
+    learner: Any = make_learner(config, rank=rank)
     if task["restore"]:
         learner.restore(Path(task["restore"]))
     ranks = GlooRanks(rank, task["size"], folder / "ranks", "127.0.0.1", lambda: None, 240.0)
@@ -75,7 +75,9 @@ def main(folder: Path, rank: int) -> None:
             else:
                 learner.serve_gathers()
         groups = [GROUPS[task["groups"]](ordinal) for ordinal in range(5)]
-        batch = batches_of(groups, task["size"], config.trainer.num_minibatches, step)[rank]
+        together = config.trainer.context_parallel
+        batches = batches_of(groups, task["size"] // together, config.trainer.num_minibatches, step)
+        batch = batches[config.trainer.row_group_of(rank)]
         values.append({n: v for n, v in learner.step(batch, ranks).items() if "seconds" not in n})
     if rank == 0:
         save_file(learner.weights().tensors, folder / "weights.safetensors")

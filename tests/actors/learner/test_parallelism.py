@@ -36,6 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "full": {},
     "several_updates": {"num_iterations": 2, "num_minibatches": 2},
     "lora": {"lora": {"rank": 4}, "reference": {"beta": 0.1}, "num_minibatches": 2},
+    "kl": {"reference": {"beta": 0.1, "place": "group_reward"}, "num_iterations": 2, "num_minibatches": 2},
+    "mistral": {"family": "mistral", "entropy_coef": 0.01, "loss": {"type": "gspo"}},
     "bfloat16_lora": {"lora": {"rank": 4}, "dtype": "bfloat16"},
     "vision": {"family": "qwen3_vl"},
     "checkpointing": {"lora": {"rank": 4}, "model": {"gradient_checkpointing": True}},
@@ -65,7 +67,8 @@ def config_of(model_folder: ModelFolder, sharding: str = "fsdp", family: str = "
     """A run of one of the kinds; eps keeps AdamW from making a whole step of a gradient that is only rounding."""
     model = keys.pop("model", {})
     keys["optimizer"] = {"eps": 1e-4} | keys.get("optimizer", {})
-    made = run_config(model_folder(family), learning_rate=1e-3, sharding=sharding, num_ranks=2, **keys)
+    keys = {"num_ranks": 2} | keys
+    made = run_config(model_folder(family), learning_rate=1e-3, sharding=sharding, **keys)
     tree = as_tree(made)
     tree["model"] |= model
     return check_tree(tree)
@@ -149,6 +152,54 @@ def test_two_ranks_with_halves_make_the_steps_of_one_that_has_all(
 def test_two_ranks_with_halves_train_branches(kind: str, model_folder: ModelFolder, tmp_path: Path) -> None:
     """Prefixes are shared on either rank; the attention of their rows is computed again in the backward pass."""
     config = config_of(model_folder, **KINDS[kind])
+    found = sharded(tmp_path / "two", config, [1, 2], groups="branches")
+    assert_near(found, whole(config, [1, 2], groups="branches"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("kind", "sharding", "together", "size"),
+    [
+        ("kl", "none", 4, 4),
+        pytest.param("lora", "fsdp", 2, 4, marks=pytest.mark.long),
+        pytest.param("lora", "none", 2, 4, marks=pytest.mark.long),
+        pytest.param("full", "none", 2, 2, marks=pytest.mark.long),
+        pytest.param("selective", "fsdp", 4, 4, marks=pytest.mark.long),
+        pytest.param("several_updates", "none", 2, 4, marks=pytest.mark.long),
+        pytest.param("mistral", "none", 2, 2, marks=pytest.mark.long),
+        pytest.param("untied_decay", "fsdp", 2, 2, marks=pytest.mark.long),
+        pytest.param("sft", "none", 2, 4, marks=pytest.mark.long),
+    ],
+)
+def test_ranks_that_compute_rows_together_make_the_steps_of_one(
+    kind: str, sharding: str, together: int, size: int, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """trainer.context_parallel, alone and with shards: weights within 1e-5 after two steps, and all metrics."""
+    keys = KINDS.get(kind, {}) | {"num_ranks": size, "context_parallel": together}
+    if kind == "sft":
+        rows = [{"prompt": "ab" * n, "completion": "ba" * n} for n in range(1, 6)]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        sizes = {"batch_size": 3, "mu_peak": 0.5, "mu_valley": 0.5, "mu_warmup_steps": 0, "mu_decay_steps": 0}
+        keys["sft"] = {"path": str(tmp_path / "rows.jsonl")} | sizes
+    config = config_of(model_folder, sharding, **keys)
+    found = sharded(tmp_path / "ranks", config, [1, 2], size)
+    alone = whole(config, [1, 2], num_batches=size // together)
+    assert_near(found, alone)
+    for ours, theirs in zip(found.values, alone.values, strict=True):
+        # nothing is counted once for each rank of a row
+        for name in set(ours) - {"torch_threads"}:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5, nan_ok=True), name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_branches_are_trained_by_ranks_that_compute_rows_together(
+    kind: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Prefixes are shared across the parts of a row."""
+    config = config_of(model_folder, "none", **KINDS[kind] | {"num_ranks": 2, "context_parallel": 2})
     found = sharded(tmp_path / "two", config, [1, 2], groups="branches")
     assert_near(found, whole(config, [1, 2], groups="branches"))
 
