@@ -22,7 +22,7 @@ from actors.learner.parallelism import Gathers
 from actors.learner.ranks import SINGLE_RANK, GlooRanks, Ranks
 from actors.learner.shards import part
 from actors.models import loading
-from actors.models.row_ranks import RowRanks
+from actors.models.attention.row_ranks import RowRanks
 from actors.models.vision.parts import vision_part
 from schemas.config.model import ModelConfig
 

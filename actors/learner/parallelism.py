@@ -6,7 +6,7 @@
     fully sharded (fsdp)  a part on each rank     in the backward passes, by layer        by rank 0, with parts of all
 
 `DataParallel` is the first two rows: with the ranks `SINGLE_RANK` nothing is summed. `FullySharded` is the third.
-With either, neighbouring ranks may compute their rows together (`actors.models.row_ranks`).
+With either, neighbouring ranks may compute their rows together (`actors.models.attention.row_ranks`).
 Tensors know themselves if they are spread over ranks, so copies, norms and gathers of single tensors are in
 `actors.learner.shards`, for all kinds alike.
 """
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.devices import gpu_name
 from actors.learner.ranks import GlooRanks, Ranks
-from actors.models.row_ranks import RowRanks
+from actors.models.attention.row_ranks import RowRanks
 from schemas.config.model import ModelConfig
 
 Gathers = Mapping[bytes, Callable[[], object]]

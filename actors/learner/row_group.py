@@ -1,4 +1,4 @@
-"""Group of the ranks that compute rows together (`actors.models.row_ranks`), for one of these ranks."""
+"""Group of the ranks that compute rows together (`actors.models.attention.row_ranks`), for one of these ranks."""
 
 from typing import Any
 

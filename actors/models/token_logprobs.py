@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from actors.models.attention import PADDED, PackedRow, attending, pack_row
+from actors.models.attention.row_ranks import RowRanks, gathered_results, gathered_rows
 from actors.models.attention.rows import UNPADDED, RowLengths
 from actors.models.choices import row_multiple
 from actors.models.loading import TORCH_DTYPES, device_of, on_gpu
 from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
-from actors.models.row_ranks import RowRanks, gathered_results, gathered_rows
 from actors.models.triton_trial import takes_triton
 from actors.models.vision.row_images import placing
 from schemas.config.model import ModelConfig

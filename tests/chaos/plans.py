@@ -128,6 +128,11 @@ def sharded(folder: Path, control: str) -> RunConfig:
     return real(folder, control, 2, trainer={"sharding": "fsdp"})
 
 
+def together(folder: Path, control: str) -> RunConfig:
+    """Two ranks that compute each row together."""
+    return real(folder, control, 2, trainer={"context_parallel": 2})
+
+
 def branching(folder: Path, control: str) -> RunConfig:
     """A model on two ranks, trained on conversations with branches, whose samples share prefixes."""
     tree = real(
@@ -200,6 +205,7 @@ PLANS = {
         (4, Plan("branches", branching, 2)),
         (4, Plan("images", seeing, 2)),
         (8, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
+        (4, Plan("rows", together, 2, RAISED_IN_SHARDS, others_per_round=2)),
         (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=TURNS)),
         (4, Plan("turns", in_turns, 2, never_passed=("inference.receiving",))),
         (8, Plan("neighbours", neighbours, others=STRANGERS, others_per_round=5)),

@@ -1,4 +1,4 @@
-"""A gang whose ranks share out the weights, as real processes: it loses a rank in the middle of a step, and goes on."""
+"""A gang whose ranks share out weights or rows, as real processes: it loses a rank in a step, and goes on."""
 
 import os
 import signal
@@ -26,8 +26,23 @@ from tests.ring.harness import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 
+WAYS = {"weights": {"sharding": "fsdp"}, "rows": {"context_parallel": 2}}
+"""What the two ranks share out."""
+SAID = {
+    "weights": "weights were spread over ranks, so weights are not compared",
+    "rows": "rows were divided among ranks, so weights are not compared",
+}
+
+
+@pytest.fixture(params=WAYS)
+def shared_out(request: pytest.FixtureRequest) -> str:
+    """One of the ways."""
+    way: str = request.param
+    return way
+
+
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
+def config(tmp_path: Path, shared_out: str) -> RunConfig:
     """Eight steps of two ranks on a tiny model; four of them when told to go on."""
     build(tmp_path / "model")
     return ring_config(
@@ -37,10 +52,10 @@ def config(tmp_path: Path) -> RunConfig:
             "max_steps": 8,
             "learning_rate": 1e-3,
             "num_ranks": 2,
-            "sharding": "fsdp",
             "optimizer": {"eps": 1e-4},
             "checkpoint": {"interval": 3},
-        },
+        }
+        | WAYS[shared_out],
         inference={"engine": {"type": "embedded", "max_sequence_len": 64}},
         reward=held_reward(tmp_path, calls=15),
         eval={"num_prompts": 0},
@@ -50,8 +65,10 @@ def config(tmp_path: Path) -> RunConfig:
     )
 
 
-def test_two_ranks_train_save_and_are_replayed_within_the_tolerance(tmp_path: Path, config: RunConfig) -> None:
-    """The run ends as any other, and one process that has all weights comes to the same loss and gradient norm."""
+def test_two_ranks_train_save_and_are_replayed_within_the_tolerance(
+    tmp_path: Path, config: RunConfig, shared_out: str
+) -> None:
+    """The run ends as any other, and one process that has all of it comes to the same loss and gradient norm."""
     go_on(tmp_path)
     with processes(config, tmp_path) as started:
         assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
@@ -60,7 +77,16 @@ def test_two_ranks_train_save_and_are_replayed_within_the_tolerance(tmp_path: Pa
     replayed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert replayed.stdout.count("within 0.0001") == 2
-    assert "weights were spread over ranks, so weights are not compared" in replayed.stdout
+    assert SAID[shared_out] in replayed.stdout
+
+
+def test_each_group_of_ranks_gets_its_rows(tmp_path: Path) -> None:
+    """Four ranks, two for each row: every completion is trained once."""
+    trainer = {"max_steps": 5, "num_ranks": 4, "context_parallel": 2}
+    config = ring_config(tmp_path, trainer=trainer, eval={"num_prompts": 0})
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
+    check_promise(config)
 
 
 @pytest.mark.long

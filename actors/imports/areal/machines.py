@@ -50,9 +50,11 @@ def convert_machines(job: Import) -> None:
         job.run.set("trainer.num_ranks", ranks, f"{trained}: {sizes}")
         job.run.set("trainer.sharding", "fsdp" if ranks > 1 else "none", "as in AReaL")
         texts.append(f"{ranks} ranks")
-        if any(count > 1 for letter, count in sizes.items() if letter != "d"):
+        if sizes.get("c", 1) > 1:
+            job.run.set("trainer.context_parallel", sizes["c"], f"{trained}: c{sizes['c']}")
+        if any(count > 1 for letter, count in sizes.items() if letter not in "dc"):
             job.note(
-                f"{trained} {sizes}: ranks are data-parallel here, with shared-out weights; p, t, c and e have no "
+                f"{trained} {sizes}: ranks are data-parallel here, with shared-out weights; p, t and e have no "
                 "counterpart, so a model that one GPU with its share can't hold does not run"
             )
     else:

@@ -575,8 +575,8 @@ def _rest(job: Import, reason: str) -> None:
 
 def spread(job: Import, inputs: Inputs, world: int | None) -> None:
     """Write the sharding of the model over the ranks."""
-    text = "no parallelism within a sequence here"
-    job.refuse_unless("sequence_parallel_size", 1, text, "shorten max_completion_length, or use more processes")
+    text = "batch sizes of processes that share sequences are not converted"
+    job.refuse_unless("sequence_parallel_size", 1, text, "remove it, and set trainer.context_parallel in the run")
     kind = job.value("deepspeed")
     file = inputs.folder / str(kind)
     stage: Any = None

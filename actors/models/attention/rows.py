@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from actors.models.row_ranks import RowRanks, own_part, with_all_heads, with_all_tokens
+from actors.models.attention.row_ranks import RowRanks, own_part, with_all_heads, with_all_tokens
 from actors.models.vision.positions import image_positions
 from actors.models.vision.row_images import PlacedImage, RowImages
 

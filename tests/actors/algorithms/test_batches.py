@@ -238,6 +238,15 @@ def test_packer_and_replay_build_a_step_by_the_same_settings() -> None:
     np.testing.assert_allclose(batch.advantages[mask].std(ddof=1), 1.0, atol=1e-4)
 
 
+def test_ranks_that_compute_rows_together_have_one_batch() -> None:
+    """Four ranks, two for each row: two batches, and neighbours have the same one."""
+    run = config(trainer={"max_steps": 9, "num_ranks": 4, "context_parallel": 2}, packer={"sequence_len": 600})
+    groups = [a_group(0, [3, 1]), a_group(1, [2, 2])]
+    batches = batches_of_step(groups, run, **HEADER | {"digests": ["d0", "d1"]})
+    assert [(batch.rank, batch.num_ranks) for batch in batches] == [(0, 2), (1, 2)]
+    assert [run.trainer.row_group_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+
+
 def test_zero_advantages_stay_unless_they_are_filtered() -> None:
     """The default: they hold their place in the denominator."""
     (batch,) = build_batches([with_advantages(a_group(0, [3, 1]), 0, 0)], 1, 8, **HEADER | {"digests": ["d0"]})

@@ -141,6 +141,20 @@ def test_an_allocation_is_read_into_sizes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("fsdp:d4", {"trainer.num_ranks": 4}),
+        ("fsdp:d2c2", {"trainer.num_ranks": 4, "trainer.context_parallel": 2}),
+    ],
+)
+def test_ranks_that_share_sequences_are_kept(backend: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    """`c` of an allocation: AReaL has Ulysses too."""
+    job = imported(tmp_path, BASE, f"actor.backend={backend}")
+    check_values(job, expected)
+    assert (job.run.get("trainer.context_parallel") is not None) == ("trainer.context_parallel" in expected)
+
+
+@pytest.mark.parametrize(
     ("word", "text"),
     [
         ("seed=${oc.env:SEED}", "needs the environment variable SEED"),

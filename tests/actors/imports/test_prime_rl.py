@@ -337,7 +337,7 @@ tool_call_parser = "hermes"
             "weights.channel": "filesystem",
         },
         {
-            "trainer.model.cp": "refused",
+            "trainer.model.cp": "renamed",
             "trainer.model.ep": "irrelevant",
             "trainer.model.optim_cpu_offload": "irrelevant",
             "trainer.model.lora.target_modules": "converted",

@@ -376,6 +376,11 @@ def _tree(trainer: dict[str, Any], **model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tree", "problem"),
     [
+        (_tree({"num_ranks": 4, "context_parallel": 3}), "3 ranks for each row do not divide trainer.num_ranks 4"),
+        (
+            _tree({"context_parallel": 2, "teacher": {"path": "t"}, "teacher_server": {"url": "http://h:1"}}),
+            "context_parallel: not with trainer.teacher_server",
+        ),
         (_tree({"optimizer": {"type": "adamw_8bit"}}), "can't spread the blocks of trainer.optimizer adamw_8bit"),
         (_tree({}, lora={}, quantization={"type": "nf4"}), "fsdp can't spread the blocks of model.quantization"),
     ],

@@ -100,6 +100,8 @@ def test_activations_grow_with_the_row_and_shrink_with_checkpointing(model_folde
     long = config.model_copy(update={"packer": config.packer.model_copy(update={"sequence_len": 4096})})
     short, whole = estimate(config).activations, estimate(long).activations
     assert whole == pytest.approx(2 * short, rel=0.05)
+    rows = config.trainer.model_copy(update={"num_ranks": 2, "context_parallel": 2})
+    assert estimate(long.model_copy(update={"trainer": rows})).activations == short
     selective = estimate(with_model(long, gradient_checkpointing="selective")).activations
     assert estimate(with_model(long, gradient_checkpointing=True)).activations < selective < 0.8 * whole
 
