@@ -53,8 +53,8 @@ from actors.learner.snapshots import (
 from actors.learner.supervised import SupervisedExamples
 from actors.learner.token_details import TokenDetailsWriter
 from actors.models import attention, loading, token_logprobs
-from actors.models.attention.row_ranks import check_divides
 from actors.models.determinism import is_inexact, make_deterministic
+from actors.models.heads import check_divides
 from actors.process.fault_points import point
 from bus.weights import Weights
 from schemas.config import RunConfig

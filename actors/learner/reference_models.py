@@ -21,7 +21,8 @@ from actors.learner.parallelism import Parallelism
 from actors.learner.snapshots import Snapshot
 from actors.learner.teacher_server import TeacherServer
 from actors.models import loading
-from actors.models.attention.row_ranks import RowRanks, check_divides
+from actors.models.attention.row_ranks import RowRanks
+from actors.models.heads import check_divides
 from actors.models.token_logprobs import TokenLogprobs, as_configured
 from actors.models.tokenizer import vocabulary
 from actors.models.vision.parts import vision_part

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.models.heads import undividable
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
 from actors.process.packages import is_installed
@@ -65,6 +66,9 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
             fatal=not engine.has_server,  # a server may be configured to go beyond its model
         )
     yield from _codes_findings(config)
+    together = config.trainer.context_parallel
+    if reason := undividable(_json(Path(config.model.path) / "config.json"), together, "model.path"):
+        yield Finding(reason)
     if config.model.lora is None:
         return
     targets, names = config.model.lora.target_modules, module_names(path)

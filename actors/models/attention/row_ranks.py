@@ -18,9 +18,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from actors.models.vision.parts import vision_part
-from schemas.errors import ConfigError
-
 
 class RowRanks(Protocol):
     """Ranks that compute rows together, as seen from one of them."""
@@ -40,34 +37,6 @@ class RowRanks(Protocol):
             RuntimeError: another rank is gone.
         """
         ...
-
-
-def check_divides(model: Any, size: int, key: str = "model.path") -> None:
-    """Check that ranks can compute the rows of a model together.
-
-    Args:
-        model: a causal language model of transformers.
-        size: number of ranks for each row.
-        key: name of the model in the configuration.
-
-    Raises:
-        ConfigError: the attention heads do not divide, or the model takes images.
-    """
-    if size == 1:
-        return
-    if vision_part(model) is not None:
-        raise ConfigError(
-            f"trainer.context_parallel: {key} has a vision tower, and rows with images are not divided; set 1"
-        )
-    text = model.config.get_text_config()
-    num_heads = int(text.num_attention_heads)
-    num_kv_heads = int(getattr(text, "num_key_value_heads", None) or num_heads)
-    fitting = [c for c in range(1, num_heads + 1) if num_heads % math.lcm(num_kv_heads, c) == 0]
-    if size not in fitting:
-        raise ConfigError(
-            f"trainer.context_parallel: {size} ranks can't divide the {num_heads} attention heads of {key} "
-            f"({num_kv_heads} for keys and values); set {', '.join(map(str, fitting[:-1]))} or {fitting[-1]}"
-        )
 
 
 def with_all_tokens(tensors: Sequence[Tensor], ranks: RowRanks) -> list[Tensor]:

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from actors.learner.micro_batches import MicroBatch, micro_batch
 from actors.models import attention
-from actors.models.attention.row_ranks import check_divides, with_all_heads, with_all_tokens
+from actors.models.attention.row_ranks import with_all_heads, with_all_tokens
 from actors.models.attention.rows import UNPADDED, RowLengths
+from actors.models.heads import check_divides
 from actors.models.token_logprobs import TokenLogprobs
 from schemas.errors import ConfigError
 from tests import models

@@ -215,6 +215,15 @@ def test_adapters_for_modules_that_are_not_there_are_refused(run: Any) -> None:
     assert "no module value" in note
 
 
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1, []), (2, []), (4, []), (3, ["set 1, 2 or 4"]), (8, ["set 1, 2 or 4"])]
+)
+def test_ranks_that_can_not_divide_the_heads_are_refused(run: Any, size: int, expected: list[str]) -> None:
+    """By config.json alone, before any process starts."""
+    found = problems(run(trainer={"num_ranks": size, "context_parallel": size}))
+    assert [problem.rpartition("; ")[2] for problem in found] == expected
+
+
 def test_a_column_with_the_name_of_an_argument_is_refused(run: Any) -> None:
     """Functions receive what was sampled under it."""
     (problem,) = problems(run({"prompt": "a", "answer": "b", "completions": "c"}))
