@@ -53,6 +53,8 @@ class Case:
     lora: bool = False
     num_ranks: int = 1
     sharding: Sharding = "none"
+    together: int = 1
+    """Ranks that compute each row together (`trainer.context_parallel`)."""
 
 
 def cases() -> Iterator[Case]:
@@ -70,6 +72,8 @@ def cases() -> Iterator[Case]:
     yield replace(base, name="65 M", shape=MIDDLE, checkpointing=True)
     for sharding in _shardings_here():
         yield replace(base, name="65 M", shape=MIDDLE, num_ranks=2, sharding=sharding)
+    yield replace(base, sequence_len=8_192)
+    yield replace(base, sequence_len=8_192, num_ranks=2, together=2)
 
 
 def _shardings_here() -> tuple[Sharding, ...]:
@@ -114,7 +118,7 @@ def _config(case: Case, folder: Path) -> RunConfig:
 
     model = {"lora": {} if case.lora else None, "gradient_checkpointing": case.checkpointing}
     device = {"device": "cuda", "dtype": "bfloat16"} if torch.cuda.is_available() else {"device": "cpu"}
-    ranks = {"num_ranks": case.num_ranks, "sharding": case.sharding}
+    ranks = {"num_ranks": case.num_ranks, "sharding": case.sharding, "context_parallel": case.together}
     return config_of(folder / "model", case.sequence_len, model | device, **ranks)
 
 
@@ -126,7 +130,9 @@ def _row(case: Case, estimated: int, steps: list[dict[str, float]]) -> dict[str,
         "row": case.sequence_len,
         "vocabulary": case.shape.vocab_size,
         "checkpointing": "yes" if case.checkpointing else "no",
-        "ranks": f"{case.num_ranks}" + (f", {case.sharding}" if case.sharding != "none" else ""),
+        "ranks": f"{case.num_ranks}"
+        + (f", {case.sharding}" if case.sharding != "none" else "")
+        + (f", {case.together} a row" if case.together > 1 else ""),
         "tokens/s of rows": last["row_tokens"] / seconds,
         "of samples": last["tokens"] / seconds,
         "tokens/CPU s": last["tokens"] / cpu_seconds,
@@ -142,9 +148,7 @@ def run_case(folder: Path, rank: int) -> None:
     import peft  # noqa: F401 - it counts as imported
     import torch
 
-    from actors.learner.fsdp import FullySharded
-    from actors.learner.learner import TorchLearner
-    from actors.learner.parallelism import DataParallel
+    from actors.assembly import make_learner
     from actors.learner.ranks import SINGLE_RANK, GlooRanks, Ranks
 
     given = json.loads((folder / "case.json").read_text())
@@ -152,13 +156,15 @@ def run_case(folder: Path, rank: int) -> None:
     on_gpu, imported = torch.cuda.is_available(), status_bytes("VmRSS")
     config = _config(case, folder)
     ranks: Ranks = SINGLE_RANK
-    learner = TorchLearner(config, parallelism=DataParallel() if case.sharding == "none" else FullySharded(rank))
+    learner = make_learner(config, rank=rank)
     if case.num_ranks > 1:
         ranks = GlooRanks(rank, case.num_ranks, folder / "ranks", "127.0.0.1", lambda: None, 600.0)
         learner.join(ranks, lambda: None)
-    lengths = [(case.sequence_len // 16, [3 * case.sequence_len // 16])] * (8 * case.num_ranks)
+    groups = case.num_ranks // case.together
+    lengths = [(case.sequence_len // 16, [3 * case.sequence_len // 16])] * (8 * groups)
     for step, _ in enumerate(sys.stdin, start=1):
-        batch = step_batch(lengths, case.shape.vocab_size, case.sequence_len, step, rank, case.num_ranks)
+        own = config.trainer.row_group_of(rank)
+        batch = step_batch(lengths, case.shape.vocab_size, case.sequence_len, step, own, groups)
         clock = Clock()
         learner.step(batch, ranks)
         if on_gpu:
@@ -166,7 +172,7 @@ def run_case(folder: Path, rank: int) -> None:
         peak = torch.cuda.max_memory_allocated() if on_gpu else status_bytes("VmHWM") - imported
         answer(
             **clock.read(),
-            tokens=batch.token_ids.size,
+            tokens=batch.token_ids.size / case.together,
             row_tokens=row_tokens(lengths) / case.num_ranks,
             peak_bytes=peak,
             flops=case.shape.flops(lengths, case.lora) / case.num_ranks,
