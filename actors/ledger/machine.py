@@ -352,6 +352,19 @@ class Machine:
                 ]
         return wanted
 
+    def has_arrived(self, step: int, incarnation: int) -> bool:
+        """Return whether no rank will ask for a step's batch any more: all have it, or the gang is gone."""
+        if incarnation != self.gang.incarnation:
+            return True
+        heartbeats = self.peers.all(TrainerHeartbeat)
+        of_gang = [heartbeats.get(identity) for identity in self.gang.members.values()]
+        return all(
+            heartbeat is not None
+            and heartbeat.incarnation == incarnation
+            and (heartbeat.next_step > step or step in heartbeat.received)
+            for heartbeat in of_gang
+        )
+
     @property
     def phase(self) -> RunPhase:
         """Phase of the run (P27): done after a durable last checkpoint, the last evaluation and the last record."""

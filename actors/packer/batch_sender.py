@@ -66,13 +66,14 @@ class BatchSender:
 
     @property
     def built(self) -> list[tuple[int, int]]:
-        """Step and incarnation of all batches in memory."""
+        """Step and incarnation of the batches in memory: those that a rank of the gang does not have yet."""
         return list(self._built)
 
     def send(self, now: float) -> int:
         """Offer each rank its batches. Return the number of batches without room, or not built yet."""
         wanted, pending = self._machine.batches_wanted(), 0
-        # times of confirmed batches, and of ranks that are gone, are of no more use
+        # batches that all ranks have are of no more use, nor are times of these, or of ranks that are gone
+        self._built = {key: of_ranks for key, of_ranks in self._built.items() if not self._machine.has_arrived(*key)}
         still = {(identity, step.step) for identity, _, step in wanted}
         self._sent = {key: at for key, at in self._sent.items() if key in still}
         self._parts_sent = {key: number for key, number in self._parts_sent.items() if key in still}
@@ -138,8 +139,6 @@ class BatchSender:
             batches = self._batches(key, step)
             if batches is None:
                 return None
-            # a rank may still ask for the step before; older batches are built again if ever needed
-            self._built = {k: v for k, v in self._built.items() if k[0] >= step.step - 1 and k[1] == key[1]}
             self._built[key] = batches
         return self._built[key][self._config.trainer.row_group_of(rank)]
 

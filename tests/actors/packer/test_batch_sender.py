@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from actors.packer.batch_sender import BatchSender
@@ -112,6 +113,35 @@ def test_an_error_of_packing_ends_the_packer(tmp_path: Path, in_thread: None, mo
     monkeypatch.setattr("actors.packer.batch_sender.batches_of_step", failing)
     with lone(tmp_path) as ring, pytest.raises(ZeroDivisionError):
         sent_of(ring)
+
+
+def test_batches_are_kept_until_each_rank_has_them(tmp_path: Path) -> None:
+    """A rank that lost its batch asks again; what all ranks have is let go, as a step may have gigabytes."""
+    kept = list[tuple[bool, list[int]]]()
+    with lone(tmp_path) as ring:
+        batches, send = ring.packer.batches, ring.trainer.try_send
+        lost = [2]
+
+        def try_send(batch: StepBatch) -> bool:
+            if batch.step in lost:
+                lost.remove(batch.step)
+                return True
+            return send(batch)
+
+        ring.trainer.try_send = try_send  # type: ignore[method-assign]
+        said = ring.trainer.fields
+        ring.trainer.fields = lambda: said() | {"received": np.array(sorted(ring.trainer.batches), np.int64)}
+
+        def ends() -> bool:
+            ring.turn()
+            kept.append((2 in ring.trainer.batches, sorted(step for step, _ in batches.built)))
+            return ring.over
+
+        wait_until(ends, "the end of the run")
+    without = [steps for has_second, steps in kept if not has_second and any(steps)]
+    assert any(2 in steps for steps in without), "the batch that was lost is still there"
+    assert kept[-1][1] == []
+    assert max(len(steps) for _, steps in kept) <= 2
 
 
 def every(number: int) -> Iterator[bool]:
