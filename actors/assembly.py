@@ -298,7 +298,7 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
     if not config.inference.engine.loads_model:
         from actors.learner.fake import FakeLearner
 
-        return FakeLearner()
+        return FakeLearner(context_parallel=1 if rank is None else config.trainer.context_parallel)
     import torch
 
     from actors.learner.learner import TorchLearner

@@ -16,10 +16,12 @@ from transformers import (
     Gemma2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     Qwen3VLConfig,
 )
 
@@ -87,13 +89,21 @@ def seeing_config(family: str) -> PretrainedConfig:
 
 
 def config(family: str) -> PretrainedConfig:
-    """Configuration of a family: head norms (qwen3), untied (llama), sliding window (mistral), soft caps (gemma2)."""
+    """Configuration of a family: head norms (qwen3), untied (llama), sliding window (mistral), soft caps (gemma2).
+
+    qwen3_moe has four experts in each layer, and mixtral too, under other names in files.
+    """
     if family in SEEING:
         return seeing_config(family)
     if family == "qwen3":
         return Qwen3Config(**SMALL, tie_word_embeddings=True)
     if family == "llama":
         return LlamaConfig(**SMALL, tie_word_embeddings=False)
+    if family == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+        return Qwen3MoeConfig(**SMALL, **experts, tie_word_embeddings=False)
+    if family == "mixtral":
+        return MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False)
     if family == "mistral":
         return MistralConfig(**SMALL, sliding_window=WINDOW, tie_word_embeddings=False)
     return Gemma2Config(**SMALL, sliding_window=WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=2.0)

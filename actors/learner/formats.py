@@ -15,6 +15,7 @@ from actors.learner.shards import gathered, overwrite
 from actors.learner.snapshots import Snapshot, copied
 from actors.models import loading
 from actors.models.attention import PADDED
+from actors.models.file_names import file_names
 from actors.process.tasks import task
 from bus.weights import Weights
 from schemas.config.model import LoraConfig, ModelConfig
@@ -31,6 +32,9 @@ def weights(model: nn.Module, config: ModelConfig, keep: bool = True, on_host: b
     """
     dtype = loading.TORCH_DTYPES[config.dtype] if config.lora is None else torch.float32  # as trained
     named = _gathered(model, config, keep)
+    if config.lora is None:
+        # behind the gather: parts of a spread tensor have no views
+        named = file_names(model).views(named)
     tensors = host_copies(named, dtype) if on_host else cast(named, dtype)
     if config.lora is None:
         return Weights("full", tensors)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -392,7 +392,8 @@ class TorchLearner:
         # outside autocast: ratios and sums of the loss stay float32
         inputs = self._inputs(micro, part.fixed.get(number, NONE), part.batch, minibatch, logprobs_T, entropy_T)
         if all((one.rl_weight, one.ref_kl_weight) == (1.0, 0.0) for one in self._config.environments):
-            output = compute_loss(inputs, objective, self._custom_loss)
+            with self._same_randomness(part.batch, number):
+                output = compute_loss(inputs, objective, self._custom_loss)
         else:
             # each component is divided by its own tokens, so neither dilutes the other
             normaliser = self._config.trainer.loss.compat.loss_normalizer
@@ -408,6 +409,16 @@ class TorchLearner:
         measured |= {"loss": loss.detach(), "entropy": inputs.masked(entropy_T.detach()).sum()}
         # one tensor on the device; float64, in which counts of tokens stay exact
         return list(measured), torch.stack([value.detach().double() for value in measured.values()])
+
+    @contextmanager
+    def _same_randomness(self, batch: StepBatch, number: int) -> Iterator[None]:
+        """Let a user's loss draw the same numbers on all ranks that compute the same rows."""
+        if self._parallelism.row_ranks is None or self._custom_loss is None:
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(update_seed(self._config.seed, batch.step, number, batch.rank))
+            yield
 
     # --- the loss ------------------------------------------------------------------------------------------------
 

@@ -130,8 +130,10 @@ class DataParallel:
         ranks.sum(gradients)
 
     def agree(self, good: bool) -> bool:
-        """Return the rank's own result: no forward pass is shared, so each rank repeats its own."""
-        return good
+        """Return whether the result is good on the ranks that compute rows together; other ranks repeat their own."""
+        if self.row_ranks is None:
+            return good
+        return bool(self.row_ranks.all_to_all(torch.full((self.row_ranks.size, 1), good)).all())
 
     def gathering(self, request: bytes) -> AbstractContextManager[None]:
         """Return an empty context: rank 0 has everything."""

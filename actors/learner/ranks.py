@@ -213,16 +213,23 @@ class GlooRanks:
         between_gpus = all(names) and len(set(names)) == self.size
         number, place = divmod(self.rank, size)
 
-        def meet() -> Any:
-            store = self._store(f".rows_{number}", size)
-            if between_gpus:
-                return process_groups.nccl(store, place, size, device)
-            return process_groups.gloo(store, place, size, self._host)
-
-        group = _waiting(meet, self._check, self._timeout)
+        group = None
         if between_gpus:
-            self._watched.append(group)
-        return RowGroup(group, place, size, device if between_gpus else torch.device("cpu"))
+            reason = "another rank could not join"
+            try:
+                store = self._store(f".rows_{number}", size)
+                group = _waiting(lambda: process_groups.nccl(store, place, size, device), self._check, self._timeout)
+            except RanksBrokenError as error:
+                reason = str(error)
+            # decided together, as in `sum_on`
+            if all(self.exchange(b"made" if group is not None else b"")):
+                self._watched.append(group)
+                return RowGroup(group, place, size, device)
+            _abandoned.append(group)
+            log.warning("rows are exchanged through the CPUs", device=str(device), why=reason)
+        store = self._store(f".rows_{number}.cpu", size)
+        group = _waiting(lambda: process_groups.gloo(store, place, size, self._host), self._check, self._timeout)
+        return RowGroup(group, place, size, torch.device("cpu"))
 
     def abort(self) -> None:
         """End collectives between GPUs in which this rank waits, for a process that is about to exit. Thread-safe."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.models import attention, loading
 from actors.models.attention import pack_row
@@ -259,6 +260,16 @@ def _as_on_cpu(model: nn.Module) -> nn.Module:
     return model
 
 
+class _ExpertsInAnyPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Products of experts' matrices without values. Torch knows their shapes in bfloat16 alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, or make the result of such a product."""
+        if func is torch.ops.aten._grouped_mm.default:
+            return args[0].new_empty(args[0].shape[0], args[1].shape[-1])
+        return func(*args, **(kwargs or {}))
+
+
 def _kept_bytes(model: Any, num_tokens: int, autocast: torch.dtype, checkpointing: bool | str) -> int:
     """Return the bytes kept by the layers for a row, and the gradients inside a layer during a backward pass.
 
@@ -284,6 +295,7 @@ def _kept_bytes(model: Any, num_tokens: int, autocast: torch.dtype, checkpointin
         body = model.get_decoder()
         results = KeptResults()
         with (
+            _ExpertsInAnyPrecision(),  # type: ignore[no-untyped-call]
             torch.autocast("cpu", autocast, enabled=autocast is not torch.float32),
             torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
             results,

@@ -2,10 +2,10 @@
 
 Reads the newest checkpoint before the step, the groups of the following steps from the ledger, and the step's line of
 metrics.jsonl. Writes nothing, so may run next to the run. If loss, gradient norm or the digest of the new weights
-differ, then machine, build or files have changed. Equal bits can't be expected with `trainer.sharding: fsdp` (another
-order of sums), with `model.compile` (kernels depend on the rows seen before), and on a GPU without
-`trainer.deterministic` (sums without a fixed order). Loss and gradient norm are then compared within TOLERANCE, and
-weights are not compared.
+differ, then machine, build or files have changed. Equal bits can't be expected with `trainer.sharding: fsdp` and
+`trainer.context_parallel` (another order of sums), with `model.compile` (kernels depend on the rows seen before), and
+on a GPU without `trainer.deterministic` (sums without a fixed order). Loss and gradient norm are then compared within
+TOLERANCE, and weights are not compared.
 """
 
 import json
@@ -22,6 +22,7 @@ from bus.weights.device_memory import DeviceMemory
 from bus.weights.filesystem import FilesystemPublisher
 from bus.weights.memory import HostMemory
 from schemas.config import RunConfig
+from schemas.errors import ConfigError
 from schemas.messages import PolicyVersion
 
 if TYPE_CHECKING:
@@ -87,6 +88,12 @@ def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
     Raises:
         ConfigError: the run has no such step, or the checkpoints or groups to compute it are gone.
     """
+    has_dropout = config.model.dropout or (config.model.lora is not None and config.model.lora.dropout > 0)
+    if config.trainer.context_parallel > 1 and has_dropout:
+        raise ConfigError(
+            f"step {step} can't be replayed: each rank drew the dropout of its own part of a row "
+            "(trainer.context_parallel), and a replay is one process"
+        )
     # imported here, since it loads torch
     from actors.learner.ranks import SINGLE_RANK
 
@@ -102,7 +109,7 @@ def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
     was_sharded = config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1
     inexact = "weights were spread over ranks" if was_sharded else learner.inexact
     if config.trainer.context_parallel > 1:
-        inexact = "rows were divided among ranks"
+        inexact = " and ".join(filter(None, [inexact, "rows were divided among ranks"]))
     return Replay(step, start, recorded, replayed, inexact)
 
 

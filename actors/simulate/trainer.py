@@ -131,8 +131,9 @@ class Trainer:
         ring, lengths = self._ring, list[int]()
         for ordinal in step.ordinals:
             lengths += ring.samples[ordinal]
-        together = ring.config.trainer.context_parallel
-        ranks = pack(lengths, ring.settings.sequence_len, max(1, self.num_ranks // together))
+        # ranks beyond the last whole group do nothing, and fewer than a group are a smaller one
+        together = min(ring.config.trainer.context_parallel, self.num_ranks)
+        ranks = pack(lengths, ring.settings.sequence_len, self.num_ranks // together)
         return train_step(
             ring.times, [[cost(micro_batch, lengths) / together for micro_batch in rank] for rank in ranks]
         )

@@ -7,6 +7,8 @@ waits for the batch of a step, up to a time limit; `close` ends the wait.
 import threading
 from collections.abc import Callable
 
+import structlog
+
 from bus import threads
 from bus.counts import EdgeCounts
 from bus.data import Inbox
@@ -14,6 +16,8 @@ from bus.fence import Fence
 from bus.parts import Assembly
 from schemas.errors import DecodeError
 from schemas.messages import BatchPart, StepBatch
+
+log = structlog.get_logger("trainer")
 
 
 class BatchInbox:
@@ -93,7 +97,12 @@ class BatchInbox:
                 continue
             if reason := self._fence.refuses(message.run, message.term):
                 self._inbox.drop(message, reason)
-            elif message.rank == self._rank and message.incarnation == self._incarnation:
+            elif message.rank != self._rank:
+                log.warning(
+                    "batch of another rank dropped", rank=message.rank, expected=self._rank, step=message.step,
+                    why="do packer and trainers have the same trainer.context_parallel?",
+                )  # fmt: skip
+            elif message.incarnation == self._incarnation:
                 batch = self._joined(message) if isinstance(message, BatchPart) else message
                 if batch is not None:
                     self._keep(batch)

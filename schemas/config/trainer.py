@@ -106,11 +106,13 @@ class TrainerConfig(ObjectiveConfig):
     """Ranks that compute each row of tokens together (Ulysses), a divisor of `num_ranks`. Each has a part of the
     row's tokens in the layers and a part of the heads in attention, so a row of `packer.sequence_len` tokens takes less
     memory on each. Samples are dealt to num_ranks / context_parallel groups of ranks. The model's attention heads must
-    divide; not with images, and not with `teacher_server`."""
+    divide. Not with vision-language models, rotary embeddings that depend on the longest position (`dynamic`,
+    `longrope`), or `teacher_server`."""
     sharding: Free[Literal["none", "fsdp"]] = "none"
     """Distribution of the model over ranks. `none`: each rank has the whole model (data parallel), and a replayed step
-    has the same bits. `fsdp`: each rank has a part of every weight, gradient and optimizer state, and gathers a layer
-    for its computation (FSDP2); not with optimizer adamw_8bit, `model.quantization` or `sft`."""
+    has the same bits, with `context_parallel` 1. `fsdp`: each rank has a part of every weight, gradient and optimizer
+    state, and gathers a layer for its computation (FSDP2); not with optimizer adamw_8bit, `model.quantization` or
+    `sft`."""
     deterministic: Free[bool] = False
     """Steps on a GPU with the same bits each time, so that `actors replay` compares weights: slower, and an operation
     that torch can't compute so is an error. On a CPU steps have the same bits in either case."""

@@ -204,7 +204,7 @@ PLANS = {
         (5, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
         (4, Plan("branches", branching, 2)),
         (4, Plan("images", seeing, 2)),
-        (8, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
+        (4, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
         (4, Plan("rows", together, 2, RAISED_IN_SHARDS, others_per_round=2)),
         (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=TURNS)),
         (4, Plan("turns", in_turns, 2, never_passed=("inference.receiving",))),

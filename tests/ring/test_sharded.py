@@ -1,5 +1,6 @@
 """A gang whose ranks share out weights or rows, as real processes: it loses a rank in a step, and goes on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -87,6 +88,9 @@ def test_each_group_of_ranks_gets_its_rows(tmp_path: Path) -> None:
     with processes(config, tmp_path) as started:
         assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
     check_promise(config)
+    lines = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
+    # three groups of two completions, of twelve tokens at most: each rank's copy counted, it would be twice that
+    assert all(0 < line["tokens"] <= 3 * 2 * 12 for line in lines)
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from actors.engines.embedded import cache
 from actors.models import loading
 from actors.models.attention import pack_row
 from actors.models.determinism import make_deterministic
+from actors.models.file_names import file_names
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
 from actors.models.vision.features import FeatureCache
@@ -183,7 +184,9 @@ class Decoder:
         return torch.cuda.mem_get_info(self.device)[0] + kept
 
     def _targets(self) -> dict[str, Tensor]:
-        return loading.adapter_tensors(self.model) if self._adapter else loading.full_tensors(self.model)
+        if self._adapter:
+            return loading.adapter_tensors(self.model)
+        return dict(file_names(self.model).views(loading.full_tensors(self.model).items()))
 
     def load(self, weights: Weights, version: int) -> None:
         """Overwrite the weights, and put this version's noise on the norms if noise is configured.

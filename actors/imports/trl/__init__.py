@@ -60,7 +60,7 @@ SWITCHES = {
     "label_smoothing_factor": ((0, 0.0), "no label smoothing", "remove it"),
     "full_determinism": (False, "another key here", "set trainer.deterministic"),
     "optim_args": ((None, ""), "no further arguments of optimizers", "remove it"),
-    "parallelism_config": (None, "no parallelism within a sequence or layer", "use more processes"),
+    "parallelism_config": (None, "its batch sizes are not converted", "set trainer.context_parallel in the run"),
     "auto_find_batch_size": (False, "TRL refuses it too", "remove it"),
     "dataset_mixture": (None, "rows come from a file", "export the mixture to JSON Lines"),
 }

@@ -16,7 +16,7 @@ from actors.learner.micro_batches import MicroBatch, micro_batch
 from actors.models import attention
 from actors.models.attention.row_ranks import with_all_heads, with_all_tokens
 from actors.models.attention.rows import UNPADDED, RowLengths
-from actors.models.heads import check_divides
+from actors.models.heads import check_divides, undividable
 from actors.models.token_logprobs import TokenLogprobs
 from schemas.errors import ConfigError
 from tests import models
@@ -230,6 +230,34 @@ def test_heads_that_do_not_divide_are_refused_with_the_numbers_that_do(size: int
     with pytest.raises(ConfigError, match=r"trainer.context_parallel: 3 ranks") as caught:
         check_divides(model_of(models.config("qwen3")), size)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "longrope"},
+                "sliding_attention": {"rope_type": "default"},
+            }
+        },
+        {"text_config": {"rope_parameters": {"rope_type": "dynamic"}, "num_attention_heads": 4}},
+    ],
+)
+def test_rotary_embeddings_that_depend_on_the_longest_position_are_refused(rope: dict[str, Any]) -> None:
+    """Each rank would take other frequencies, and its tokens would have other logprobs without a word."""
+    assert "depends on the longest position" in undividable({"num_attention_heads": 4} | rope, 2, "model.path")
+    assert undividable({"num_attention_heads": 4} | rope, 1, "model.path") == ""
+
+
+def test_yarn_is_divided() -> None:
+    """Its frequencies are fixed."""
+    config = models.config("llama")
+    config.rope_parameters = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0,
+                              "original_max_position_embeddings": 8}  # fmt: skip
+    assert_same_when_divided(model_of(config), single_turns(), 2)
 
 
 def test_models_that_see_images_are_refused() -> None:
