@@ -34,7 +34,7 @@ def to_train_on(groups: list[list[Completion]], temperature: float = 1.0) -> lis
 @pytest.mark.parametrize(
     ("family", "lora"),
     [("qwen3", None), ("llama", None), ("mistral", None), ("gemma2", None), ("qwen3", LORA), ("qwen3_vl", None),
-     ("qwen3_vl", LORA), ("qwen2_5_vl", None)],
+     ("qwen3_vl", LORA), ("qwen2_5_vl", None), ("qwen3_moe", None), ("mixtral", None), ("qwen3_moe", LORA)],
 )  # fmt: skip
 def test_learner_and_engine_agree_on_logprobs(
     model_folder: ModelFolder, make_engine: MakeEngine, family: str, lora: Any, temperature: float

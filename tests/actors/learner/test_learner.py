@@ -238,7 +238,7 @@ def test_a_snapshot_is_of_its_moment(config: RunConfig, tmp_path: Path) -> None:
     assert changed(before, learner) != set()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "qwen3_moe"])
 def test_full_checkpoint_loads_with_transformers_alone(model_folder: ModelFolder, family: str, tmp_path: Path) -> None:
     """Model and tokenizer load without this project, and give the learner's logprobs."""
     from transformers import AutoTokenizer
