@@ -97,6 +97,10 @@ class VllmClient:
         body = {"method": "take_weights", "kwargs": {"handle": handle, "tensors": tensors}}
         await self._http.call("POST", "/collective_rpc", body)
 
+    async def pack_experts(self) -> None:
+        """Finish a reload of weights of experts on a CPU, through our extension of the server's workers."""
+        await self._http.call("POST", "/collective_rpc", {"method": "pack_experts"})
+
     async def set_norms(self, path: Path) -> None:
         """Overwrite norms from a file, through our extension of the server's workers."""
         await self._http.call("POST", "/collective_rpc", {"method": "set_norms", "kwargs": {"path": str(path)}})

@@ -171,7 +171,7 @@ class VllmEngine(ServedEngine):
             clean_or_noisy = weights if self._noise is None else noisy(weights, self._noise, number)
             folder = self._staging.full(version.name, clean_or_noisy, with_head=self._on_cpu)
             check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
-            reload = partial(self._client.reload, folder)
+            reload = partial(self._reload, folder)
             return self._switch_all(version, partial(self._overwrite, version, reload), timeout)
         folder = self._staging.adapter(version.name, weights)
         if self._noise is None:
@@ -318,6 +318,12 @@ class VllmEngine(ServedEngine):
     async def _overwrite(self, version: ServedWeights, write: Callable[[], Awaitable[None]]) -> None:
         await write()
         await self._client.label(version.label)
+
+    async def _reload(self, folder: Path) -> None:
+        """Have the server read all weights from a folder."""
+        await self._client.reload(folder)
+        if self._on_cpu and self._server is not None and any(".experts." in name for name in self._shapes):
+            await self._client.pack_experts()
 
     async def _take_from_memory(self, share: Callable[[], dict[str, Any]]) -> None:
         """Have the server copy all weights from the memory in which this process received them."""

@@ -28,11 +28,23 @@ class Extension:
         blocks = import_module("grpo_actors_handles")
         block = blocks.opened(handle)
         self.reload_weights(weights_iterator=iter(blocks.tensors_in(block, tensors).items()))
+        self.pack_experts()
         if block.is_cuda:
             import torch
 
             # before the actor hears that the block was read, and receives the next version into it
             torch.cuda.synchronize()
+
+    def pack_experts(self: Any) -> None:
+        """Lay weights of experts out as their kernel for CPUs reads them; call once behind each reload.
+
+        vLLM 0.32 does so for the weights with which the server starts alone. Other kernels need nothing.
+        """
+        for module in self.get_model().modules():
+            kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+            experts = getattr(kernel, "fused_experts", None)
+            if experts is not None and type(experts).__module__.endswith(".cpu_moe"):
+                experts.process_weights_after_loading(module)
 
     def set_norms(self: Any, path: str) -> None:
         """Overwrite norms by name from a safetensors file: all or, if a tensor does not fit, none.

@@ -23,9 +23,12 @@ ServableModel = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def servable_model(tmp_path_factory: pytest.TempPathFactory) -> ServableModel:
-    """`servable_model(seed=0, tied=False)`: the directory of a tiny model with heads as wide as vLLM's kernels need."""
+    """`servable_model(seed=0, tied=False, experts=False)`: the directory of a tiny model, with four experts or none.
+
+    Its heads are as wide as vLLM's kernels need.
+    """
     import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
     from tests import models
 
@@ -37,18 +40,20 @@ def servable_model(tmp_path_factory: pytest.TempPathFactory) -> ServableModel:
         "max_position_embeddings": 4096,
         "initializer_range": 0.1,  # wider, and bfloat16 alone would move logprobs by more than the tests allow
     }
-    made: dict[tuple[int, bool], Path] = {}
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
+    made: dict[tuple[int, bool, bool], Path] = {}
 
-    def folder(seed: int = 0, tied: bool = False) -> Path:
-        if (seed, tied) not in made:
-            made[seed, tied] = path = tmp_path_factory.mktemp("servable")
+    def folder(seed: int = 0, tied: bool = False, experts: bool = False) -> Path:
+        if (seed, tied, experts) not in made:
+            made[seed, tied, experts] = path = tmp_path_factory.mktemp("servable")
+            kind, more = (Qwen3MoeConfig, mixture) if experts else (Qwen3Config, {})
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
-                model = AutoModelForCausalLM.from_config(Qwen3Config(**shape, tie_word_embeddings=tied))
+                model = AutoModelForCausalLM.from_config(kind(**shape | more, tie_word_embeddings=tied))
             model.save_pretrained(path)
             models.tokenizer().save_pretrained(path)
             (path / "generation_config.json").write_text(json.dumps({"eos_token_id": models.EOS}))
-        return made[seed, tied]
+        return made[seed, tied, experts]
 
     return folder
 

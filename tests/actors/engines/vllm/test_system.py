@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from actors.engines.vllm.shared_gpu import ServerMemory
 from actors.trajectories.forms import WRITABLE, Demand, demand_of, form_of
 from actors.trajectories.parsing import Syntax
 from bus.weights import Weights
+from bus.weights.device_memory import DeviceMemory
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.noise import NoiseConfig
@@ -435,6 +437,25 @@ def test_all_weights_are_reloaded_from_a_file(full: VllmEngine, servable_model: 
             assert gap(reference, completion, prompt) < TIGHT
             assert completion.segments == [(0, 1, version)]
         assert pause < 5.0
+
+
+def test_experts_are_overwritten_by_files_and_from_memory(servable_model: ServableModel, tmp_path: Path) -> None:
+    """There and back, one by one as files have them: vLLM lays them out for its kernel each time."""
+    engine = start(servable_model(0, experts=True), tmp_path)
+    try:
+        memory = DeviceMemory(lambda: torch.device("cpu"))
+        for version, (seed, mapped) in enumerate([(1, False), (0, True), (1, True), (0, False)], start=1):
+            model = servable_model(seed, experts=True)
+            found = weights(model)
+            assert "model.layers.1.mlp.experts.3.down_proj.weight" in found.tensors
+            if mapped:
+                packed = memory.pack(found, 1 << 20)
+                found = replace(found, directory="", share=memory.share(packed.header, packed.bytes_of))
+            engine.load(policy(version), found, WAIT)
+            [[completion]] = sample(engine, ask(PROMPT, max_tokens=20, seed=4))
+            assert gap(models.plain(model), completion) < TIGHT
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("mode", ["interrupt", "inflight", "drain"])
