@@ -11,7 +11,7 @@ Adapters are computed under autocast, over a frozen base in bfloat16.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,7 @@ from actors.process.fault_points import point
 from bus.weights import Weights
 from schemas.config import RunConfig
 from schemas.config.objective import ObjectiveConfig
-from schemas.errors import RunFailedError
+from schemas.errors import ConfigError, RunFailedError
 from schemas.messages import StepBatch
 
 log = structlog.get_logger("learner")
@@ -152,6 +152,8 @@ class TorchLearner:
             loading.switch_off_dropout(model)
         if config.lora is not None:
             model = loading.add_lora(model, config)  # after the switch: model.lora.dropout stays on
+            if self._config.inference.engine.has_server:
+                _check_served(loading.adapter_tensors(model))
         if config.gradient_checkpointing:
             loading.checkpoint_gradients(model, config)
         if config.compile:
@@ -550,6 +552,20 @@ class TorchLearner:
         own = model.with_files(optimizer).with_files(control_snapshot(self._entropy_control))
         # each rank has the whole reference, so nothing is gathered
         return own.with_files(self._reference_models.snapshot()) if keep else own
+
+
+def _check_served(adapter: Iterable[str]) -> None:
+    """Check that a server loads an adapter.
+
+    Raises:
+        ConfigError: experts have adapters: peft joins those of a layer, with twice the rank, and vLLM refuses them.
+    """
+    joined = next((name for name in adapter if ".experts." in name), None)
+    if joined is not None:
+        raise ConfigError(
+            f"model.lora.target_modules: experts would have adapters ({joined}), which servers do not load; name the "
+            "modules of attention, for example [q_proj, k_proj, v_proj, o_proj]"
+        )
 
 
 def update_seed(seed: int, step: int, update: int, rank: int) -> int:

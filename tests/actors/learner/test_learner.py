@@ -225,6 +225,16 @@ def test_a_gradient_that_is_not_finite_once_is_computed_again(config: RunConfig,
     assert changed(parameters(untouched), learner) == set()
 
 
+def test_adapters_of_experts_are_refused_for_servers(model_folder: ModelFolder) -> None:
+    """Before anything is sampled; adapters of attention are served."""
+    tree = run_config(model_folder("qwen3_moe"), lora={"rank": 4}).model_dump(exclude_unset=True)
+    tree["inference"] = {"engine": {"type": "vllm"}}
+    with pytest.raises(ConfigError, match=r"model.lora.target_modules: experts would have adapters \(.*experts"):
+        TorchLearner(RunConfig.model_validate(tree))
+    tree["model"]["lora"]["target_modules"] = ["q_proj", "v_proj"]
+    TorchLearner(RunConfig.model_validate(tree))
+
+
 def test_a_snapshot_is_of_its_moment(config: RunConfig, tmp_path: Path) -> None:
     """Written after the next step has moved the weights, it holds those of before it."""
     learner = TorchLearner(config)
