@@ -11,6 +11,7 @@ lives: during a collective `check` is called, which raises when the packer has t
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -159,20 +160,10 @@ class GlooRanks:
         Raises:
             RanksBrokenError: another rank is gone.
         """
-        names = self.exchange(name.encode())
-        if not all(names) or len(set(names)) < self.size:
-            return
-        group, reason = None, "another rank could not join"
-        try:
-            group = _waiting(lambda: self._group_on(device, backend), self._check, self._timeout)
-        except RanksBrokenError as error:
-            reason = str(error)
-        # decided together: a rank that sums elsewhere than the others would wait for ever
-        if not all(self.exchange(b"made" if group is not None else b"")):
-            _abandoned.append(group)  # to destroy a group would wait for ranks that are not in it
-            log.warning("gradients are summed through the CPUs", device=str(device), why=reason)
-            return
-        self._summing, self._summing_device = group, device
+        make = partial(self._group_on, device, backend)
+        group = self._made_by_all(name, make, "gradients are summed through the CPUs")
+        if group is not None:
+            self._summing, self._summing_device = group, device
 
     def mesh(self, device: torch.device) -> Any:
         """Return the ranks as torch's DeviceMesh, with separate collectives: gloo on CPUs, NCCL on GPUs.
@@ -209,27 +200,41 @@ class GlooRanks:
         Raises:
             RanksBrokenError: another rank is gone, or did not come in time.
         """
-        names = self.exchange(gpu_name(device).encode())
-        between_gpus = all(names) and len(set(names)) == self.size
         number, place = divmod(self.rank, size)
 
-        group = None
-        if between_gpus:
-            reason = "another rank could not join"
-            try:
-                store = self._store(f".rows_{number}", size)
-                group = _waiting(lambda: process_groups.nccl(store, place, size, device), self._check, self._timeout)
-            except RanksBrokenError as error:
-                reason = str(error)
-            # decided together, as in `sum_on`
-            if all(self.exchange(b"made" if group is not None else b"")):
-                self._watched.append(group)
-                return RowGroup(group, place, size, device)
-            _abandoned.append(group)
-            log.warning("rows are exchanged through the CPUs", device=str(device), why=reason)
+        def make() -> Any:
+            return process_groups.nccl(self._store(f".rows_{number}", size), place, size, device)
+
+        group = self._made_by_all(gpu_name(device), make, "rows are exchanged through the CPUs")
+        if group is not None:
+            self._watched.append(group)
+            return RowGroup(group, place, size, device)
         store = self._store(f".rows_{number}.cpu", size)
         group = _waiting(lambda: process_groups.gloo(store, place, size, self._host), self._check, self._timeout)
         return RowGroup(group, place, size, torch.device("cpu"))
+
+    def _made_by_all(self, name: str, make: Callable[[], Any], otherwise: str) -> Any:
+        """Return a group between devices; None on all ranks if one of them has no device of its own, or can't join.
+
+        Args:
+            name: name of this rank's device, as for `sum_on`.
+            make: makes this rank's group; called in a thread.
+            otherwise: what the ranks do instead if a device can't join, for the log.
+        """
+        names = self.exchange(name.encode())
+        if not all(names) or len(set(names)) < self.size:
+            return None
+        group, reason = None, "another rank could not join"
+        try:
+            group = _waiting(make, self._check, self._timeout)
+        except RanksBrokenError as error:
+            reason = str(error)
+        # decided together: a rank that does it elsewhere than the others would wait for ever
+        if all(self.exchange(b"made" if group is not None else b"")):
+            return group
+        _abandoned.append(group)  # to destroy a group would wait for ranks that are not in it
+        log.warning(otherwise, device=name, why=reason)
+        return None
 
     def abort(self) -> None:
         """End collectives between GPUs in which this rank waits, for a process that is about to exit. Thread-safe."""

@@ -47,7 +47,7 @@ class FileNames:
         self._renamings: list[Any] = [one for one in backward if isinstance(one, WeightRenaming)]
         self._converters: list[Any] = [one for one in backward if isinstance(one, WeightConverter)]
         for converter in self._converters:
-            unknown = {type(one).__name__ for one in converter.operations} - {one.__name__ for one in _VIEWS}
+            unknown = [type(one).__name__ for one in converter.operations if not _has_view(one)]
             if unknown:
                 raise ConfigError(
                     f"model.path: weights of {type(model).__name__} are published in parts, and {', '.join(unknown)} "
@@ -75,10 +75,13 @@ class FileNames:
                 yield f"{before}{part}{after}", view
 
 
+def _has_view(operation: Any) -> bool:
+    # chunks whose number is in the configuration have one pattern for all of them
+    return type(operation) in _VIEWS and getattr(operation, "num_shards_attribute", None) is None
+
+
 def _chunks(operation: Any, parts: Mapping[str, Tensor], targets: list[str]) -> dict[str, Tensor]:
     (tensor,) = parts.values()
-    if operation.num_shards_attribute is not None:
-        raise ConfigError("model.path: weights joined by a number in the configuration can't be published")
     return dict(zip(targets, tensor.chunk(len(targets), operation.dim), strict=True))
 
 

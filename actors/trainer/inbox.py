@@ -97,12 +97,14 @@ class BatchInbox:
                 continue
             if reason := self._fence.refuses(message.run, message.term):
                 self._inbox.drop(message, reason)
+            elif message.incarnation != self._incarnation:
+                continue
             elif message.rank != self._rank:
                 log.warning(
                     "batch of another rank dropped", rank=message.rank, expected=self._rank, step=message.step,
                     why="do packer and trainers have the same trainer.context_parallel?",
                 )  # fmt: skip
-            elif message.incarnation == self._incarnation:
+            else:
                 batch = self._joined(message) if isinstance(message, BatchPart) else message
                 if batch is not None:
                     self._keep(batch)

@@ -73,7 +73,9 @@ def gathered_rows(part_ND: Tensor, ranks: RowRanks) -> Tensor:
 
     Each rank uses some of them, so the gradients of all ranks are added up, in the order of ranks.
     """
-    return _GatheredRows.apply(part_ND, ranks)  # type: ignore[no-any-return, no-untyped-call]
+    # a copy for each rank, so that autograd adds up what comes back for them
+    arrived: Tensor = _Exchanged.apply(_for_all(part_ND, ranks), ranks)  # type: ignore[no-untyped-call]
+    return arrived.flatten(0, 1)
 
 
 def gathered_results(part_K: Tensor, ranks: RowRanks) -> Tensor:
@@ -109,35 +111,19 @@ class _Exchanged(torch.autograd.Function):
         return ctx.ranks.all_to_all(gradients[0].contiguous()), None
 
 
-class _GatheredRows(torch.autograd.Function):
-    """Autograd function of `gathered_rows`."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, ranks: RowRanks) -> Tensor:
-        ctx.ranks = ranks
-        return _of_all(part, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        gradient = gradients[0]
-        arrived = ctx.ranks.all_to_all(gradient.reshape(ctx.ranks.size, -1, *gradient.shape[1:]).contiguous())
-        exact = torch.promote_types(gradient.dtype, torch.float32)
-        return arrived.sum(0, dtype=exact).to(gradient.dtype), None
-
-
 class _GatheredResults(torch.autograd.Function):
     """Autograd function of `gathered_results`."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, ranks: RowRanks) -> Tensor:
         ctx.ranks = ranks
-        return _of_all(part, ranks)
+        return ranks.all_to_all(_for_all(part, ranks)).flatten(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return own_part(gradients[0], ctx.ranks).contiguous(), None
 
 
-def _of_all(part: Tensor, ranks: RowRanks) -> Tensor:
-    """Return the tensors (n, …) of all ranks, one after the other: (c · n, …)."""
-    return ranks.all_to_all(part.expand(ranks.size, *part.shape).contiguous()).flatten(0, 1)
+def _for_all(part: Tensor, ranks: RowRanks) -> Tensor:
+    """Return a copy for each rank: (n, …) → (c, n, …)."""
+    return part.expand(ranks.size, *part.shape).contiguous()

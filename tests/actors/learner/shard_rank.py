@@ -46,7 +46,7 @@ class Computed:
     def _runs(self, mlp: Any, inputs: Any, output: Any) -> None:
         if len(self.gathered) < 2:  # layers of the first forward
             self.gathered.append(self._num_gathers)
-        self.dtypes["weights"].add(str(mlp.up_proj.weight.dtype))
+        self.dtypes["weights"].add(str(next(mlp.parameters()).dtype))
         self.dtypes["activations"].add(str(output.dtype))
 
     def write(self, learner: TorchLearner, path: Path) -> None:

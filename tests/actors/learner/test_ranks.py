@@ -126,6 +126,29 @@ def test_ranks_without_a_device_each_sum_through_the_cpus(
     assert [len(made) for made in groups.values()] == [1, 1]
 
 
+def test_ranks_of_a_row_whose_gpus_do_not_reach_each_other_exchange_through_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL fails on one of four ranks: neither of the two rows uses it."""
+
+    def nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
+        if rank == 1:
+            raise RuntimeError("no route")
+        return Recorded(None)
+
+    def work(ranks: GlooRanks) -> list[int]:
+        row = ranks.row_group(CPU, 2)
+        assert (row.place, row.size) == (ranks.rank % 2, 2)
+        sent = torch.tensor([10 * ranks.rank, 10 * ranks.rank + 1])[:, None]
+        return [int(value) for value in row.all_to_all(sent).flatten()]
+
+    monkeypatch.setattr(process_groups, "nccl", nccl)
+    monkeypatch.setattr("actors.learner.ranks.gpu_name", lambda _: f"device of {threading.current_thread().name}")
+    with capture_logs() as logs:
+        assert on_ranks(tmp_path, 4, work) == [[0, 10], [1, 11], [20, 30], [21, 31]]
+    assert [line["event"] for line in logs].count("rows are exchanged through the CPUs") == 4
+
+
 def test_a_gang_whose_gpus_do_not_reach_each_other_sums_through_the_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,20 @@ def test_no_group_is_older_than_the_level(size: Size, level: int) -> None:
     conserved(ring)
 
 
+def test_ranks_that_are_not_there_make_no_step_faster() -> None:
+    """Two ranks for each row, and one or three: one is as fast as without, and the third of three does nothing."""
+
+    def seconds(trainers: int, together: int) -> float:
+        slow = QUICK.with_values(train_token_seconds=0.05)
+        ranks = {"max_steps": 1000, "num_ranks": 2, "context_parallel": together}
+        return ran(plan(8, slow, Size(2, 1, trainers, 2), trainer=ranks)).events.now
+
+    assert seconds(1, 2) == seconds(1, 1)
+    # the packer still hears the third one
+    assert seconds(3, 2) == pytest.approx(seconds(2, 2), rel=1e-4)
+    assert seconds(2, 2) < 0.8 * seconds(1, 2)
+
+
 def test_with_order_arrival_the_limit_of_lag_holds() -> None:
     """Long groups train later, up to max_off_policy_steps; older ones are dropped as stale and sampled again."""
     packer = {"order": "arrival", "max_async_level": 1, "max_off_policy_steps": 2, "oversampling_factor": 1.5}
