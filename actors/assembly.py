@@ -298,7 +298,7 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
     if not config.inference.engine.loads_model:
         from actors.learner.fake import FakeLearner
 
-        return FakeLearner(context_parallel=1 if rank is None else config.trainer.context_parallel)
+        return FakeLearner(ranks_per_row=1 if rank is None else config.trainer.ranks_per_row)
     import torch
 
     from actors.learner.learner import TorchLearner
@@ -309,13 +309,13 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
     if rank is not None and trainer.sharding == "fsdp" and trainer.num_ranks > 1:
         from actors.learner.fsdp import FullySharded
 
-        learner = TorchLearner(config, load_loss(config), FullySharded(rank, trainer.context_parallel))
+        learner = TorchLearner(config, load_loss(config), FullySharded(rank, trainer))
     else:
         from actors.learner.parallelism import DataParallel
 
         learner = TorchLearner(config, load_loss(config), DataParallel(trainer.context_parallel))
     # a replay, which has no rank, writes nothing; ranks with the same rows have the same values
-    writes = rank is not None and rank % trainer.context_parallel == 0
+    writes = rank is not None and rank % trainer.ranks_per_row == 0
     if writes and config.telemetry.token_details:
         from actors.learner.token_details import TokenDetailsWriter
 

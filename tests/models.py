@@ -89,8 +89,9 @@ def seeing_config(family: str) -> PretrainedConfig:
 
 
 def config(family: str) -> PretrainedConfig:
-    """Configuration of a family: head norms (qwen3), untied (llama), sliding window (mistral), soft caps (gemma2).
+    """Configuration of a family: head norms (qwen3), untied (llama), biases (biased_llama), windows (mistral, gemma2).
 
+       gemma2 has soft caps.
     qwen3_moe has four experts in each layer, and mixtral too, under other names in files.
     """
     if family in SEEING:
@@ -99,6 +100,8 @@ def config(family: str) -> PretrainedConfig:
         return Qwen3Config(**SMALL, tie_word_embeddings=True)
     if family == "llama":
         return LlamaConfig(**SMALL, tie_word_embeddings=False)
+    if family == "biased_llama":
+        return LlamaConfig(**SMALL, tie_word_embeddings=False, attention_bias=True, mlp_bias=True)
     if family == "qwen3_moe":
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
         return Qwen3MoeConfig(**SMALL, **experts, tie_word_embeddings=False)

@@ -22,17 +22,17 @@ class FakeLearner:
     Args:
         step_seconds: duration of a step.
         before_step: lets a test wait or fail inside a step.
-        context_parallel: ranks with the same rows, which count once.
+        ranks_per_row: ranks with the same rows, which count once.
     """
 
     def __init__(
         self,
         step_seconds: float = 0.0,
         before_step: Callable[[StepBatch], None] = lambda batch: None,
-        context_parallel: int = 1,
+        ranks_per_row: int = 1,
     ) -> None:
         self._step_seconds, self._before_step = step_seconds, before_step
-        self._context_parallel = context_parallel
+        self._ranks_per_row = ranks_per_row
         self.digest = ""
         self.inexact = ""
 
@@ -56,7 +56,7 @@ class FakeLearner:
             parts.append(content.digest() + bytes([bool(each.advantages.any())]) + num_tokens)
         *others, own = parts
         point("trainer.gradients")
-        parts = [*others, *ranks.exchange(own)[:: self._context_parallel]]
+        parts = [*others, *ranks.exchange(own)[:: self._ranks_per_row]]
         self.digest = hashlib.sha256(self.digest.encode() + b"".join(parts)).hexdigest()
         return {
             "loss": 0.0,

@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,14 +18,17 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from actors.learner import expert_parallel, tensor_parallel
 from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.parallelism import Gathers
 from actors.learner.ranks import SINGLE_RANK, GlooRanks, Ranks
+from actors.learner.row_group import RowGroup
 from actors.learner.shards import part
 from actors.models import loading
 from actors.models.attention.row_ranks import RowRanks
 from actors.models.vision.parts import vision_part
 from schemas.config.model import ModelConfig
+from schemas.config.trainer import TrainerConfig
 
 log = structlog.get_logger("learner")
 
@@ -32,24 +36,46 @@ NOTHING = b""
 """Request of rank 0 that ends the service of the other ranks, and the value that these ranks exchange for it."""
 
 
+@dataclass(frozen=True)
+class Meshes:
+    """The ranks as torch's DeviceMeshes."""
+
+    ranks: Any
+    """All ranks, in a line."""
+    tensor: Any = None
+    """Ranks with the same parts of weights ("data") × ranks that compute a row together ("tensor"). None: weights are
+    not cut."""
+    experts: Any = None
+    """Ranks with the same experts ("copies") × ranks with different ones ("experts"). None: experts are not
+    divided."""
+
+
 class FullySharded:
     """All trained and frozen weights of the policy spread over the ranks. Reference and teacher stay whole.
 
     Args:
         rank: rank of this process; also selects the GPU if torchrun has not set LOCAL_RANK.
-        context_parallel: number of neighbouring ranks that compute rows together.
+        trainer: configuration of the ranks.
     """
 
     sharded = True
 
-    def __init__(self, rank: int, context_parallel: int = 1) -> None:
-        self._context_parallel = context_parallel
+    def __init__(self, rank: int, trainer: TrainerConfig) -> None:
+        self._trainer = trainer
         self.row_ranks: RowRanks | None = None
+        self._row_group: RowGroup | None = None
         if torch.cuda.is_available():
             # before the model is loaded, so that each rank uses its own GPU
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
         self._ranks: Ranks = SINGLE_RANK
         self._watch = CollectiveWatch(lambda: None)
+
+    @property
+    def policy_row_ranks(self) -> RowRanks | None:
+        """Return the ranks of a row; with `tensor_parallel`, each has the weights of its own heads."""
+        if self._row_group is None or self._trainer.tensor_parallel == 1:
+            return self._row_group
+        return self._row_group.with_own_heads()
 
     def loaded_as(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration for host memory: the whole model may not fit on a GPU."""
@@ -68,10 +94,18 @@ class FullySharded:
         # over gloo the exit of the process is enough
         self._ranks = ranks
         self._watch = CollectiveWatch(shall_wait, ranks.abort if device.type == "cuda" else None)
+        trainer = self._trainer
         with self._watch.watching():
-            shard(model, ranks.mesh(device), device, dtype)
-        if self._context_parallel > 1:
-            self.row_ranks = ranks.row_group(device, self._context_parallel)
+            line = ranks.mesh(device)
+        if trainer.ranks_per_row > 1:
+            self.row_ranks = self._row_group = ranks.row_group(device, trainer.ranks_per_row)
+        with self._watch.watching():
+            meshes = Meshes(
+                line,
+                tensor=_grid(ranks, device, trainer.tensor_parallel, ("data", "tensor")),
+                experts=_grid(ranks, device, trainer.expert_parallel, ("copies", "experts")),
+            )
+            shard(model, meshes, device, dtype, self.policy_row_ranks)
         log.info("weights shared out", parameters=sum(part(p).numel() for p in model.parameters()))
 
     def watched(self) -> AbstractContextManager[None]:
@@ -103,8 +137,16 @@ class FullySharded:
         self._ranks.exchange(NOTHING)
 
 
-def shard(model: nn.Module, mesh: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Spread the parameters over the ranks of a mesh, in place: each decoder layer, then everything else together.
+def _grid(ranks: GlooRanks, device: torch.device, columns: int, names: tuple[str, str]) -> Any:
+    return ranks.grid(device, columns, names) if columns > 1 else None
+
+
+def shard(
+    model: nn.Module, meshes: Meshes, device: torch.device, dtype: torch.dtype, row_ranks: RowRanks | None = None
+) -> None:
+    """Spread the parameters over the ranks, in place: each decoder layer, then everything else together.
+
+    Before that, weights of attention and MLP are cut among `row_ranks`, and experts divided, where the meshes say so.
 
     A vision tower stays whole on each rank, in `dtype`: it is frozen, since the configuration refuses to train
     it with shards, and runs apart from the model's forward.
@@ -122,19 +164,33 @@ def shard(model: nn.Module, mesh: Any, device: torch.device, dtype: torch.dtype)
     layers: list[Any] = []
     tower = vision_part(model)
     whole = set(tower.to(device, dtype).parameters()) if tower is not None else None
-    for module in (*loading.layers_of(model), model):  # inner modules first: the model takes the rest
+    experts = expert_parallel.spread(model, meshes.experts["experts"]) if meshes.experts is not None else []
+    if meshes.tensor is not None:
+        assert row_ranks is not None
+        tensor_parallel.cut(model, meshes.tensor["tensor"], row_ranks, apart=experts)
+    of_module = dict.fromkeys(
+        loading.layers_of(model), meshes.ranks if meshes.tensor is None else meshes.tensor["data"]
+    )
+    of_module |= dict.fromkeys(experts, meshes.experts and meshes.experts["copies"])
+    # inner modules first: a layer takes the rest of its parameters, and the model what is outside of layers
+    for module in (*experts, *loading.layers_of(model), model):
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.dtype is not torch.float32:
                 # a layer at a time, and the rank keeps a part of it: the whole model in float32 is never there
                 parameter.data = parameter.data.float()
         # embeddings and output layer are needed again as soon as the backward pass begins
         sharded: Any = fully_shard(
-            module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not model, ignored_params=whole
+            module,
+            mesh=of_module.get(module, meshes.ranks),
+            mp_policy=policy,
+            reshard_after_forward=module is not model,
+            ignored_params=whole,
         )
         sharded.set_gradient_divide_factor(1.0)  # by default torch divides by the number of ranks
         # plain sums: for another factor torch takes NCCL's PREMUL_SUM, which gloo does not have
         sharded.set_force_sum_reduction_for_comms(True)
-        layers.append(sharded)
+        if module not in experts:
+            layers.append(sharded)
     root = layers.pop()
     for before, after in pairwise([root, *layers]):
         # the next layer is gathered while this one is computed

@@ -116,7 +116,7 @@ class TorchLearner:
         if config.trainer.deterministic:
             make_deterministic(self._device)
         self.model = self._load()
-        check_divides(self.model, config.trainer.context_parallel)
+        check_divides(self.model, config.trainer)
         self._masters = MasterWeights(self.model, self._load_masters())
         # before any sharding: the transform of the logits is probed on whole weights
         self._token_logprobs = token_logprobs.as_configured(self.model, config.model, config.packer.sequence_len)
@@ -191,7 +191,7 @@ class TorchLearner:
     def join(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
         """Join the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
         self._parallelism.join(self.model, self._device, self._dtype, ranks, shall_wait)
-        self._token_logprobs.row_ranks = self._parallelism.row_ranks
+        self._token_logprobs.row_ranks = self._parallelism.policy_row_ranks
         self._reference_models.divide_rows(self._parallelism.row_ranks)
         if self._parallelism.sharded:
             # spread parameters are new objects, so the optimizer is made again; its state comes from the checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actors.learner.shards import placed
+from actors.learner.shards import by_mesh, placed
 from schemas.config.optimizers import AdamKeys, AdamW8bitConfig, MuonConfig
 from schemas.config.trainer import TrainerConfig
 from schemas.errors import ConfigError
@@ -119,11 +119,12 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], config: AdamKeys) 
     spared = set() if config.decay_embeddings else embeddings  # weights never decayed
     # norms and biases are spared: decay would only pull their scales and shifts to 0
     decayed = [p.ndim >= 2 and id(p) not in spared for p in parameters]
-    groups = [
-        {"params": [p for p, yes in zip(parameters, decayed, strict=True) if yes], "weight_decay": config.weight_decay},
-        {"params": [p for p, yes in zip(parameters, decayed, strict=True) if not yes], "weight_decay": 0.0},
+    # one kernel for all parameters of a group, which takes a single mesh of ranks
+    return [
+        {"params": group, "weight_decay": config.weight_decay if is_decayed else 0.0}
+        for is_decayed in (True, False)
+        for group in by_mesh(p for p, yes in zip(parameters, decayed, strict=True) if yes == is_decayed)
     ]
-    return [group for group in groups if group["params"]]
 
 
 def _adamw(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:

@@ -6,7 +6,9 @@
     fully sharded (fsdp)  a part on each rank     in the backward passes, by layer        by rank 0, with parts of all
 
 `DataParallel` is the first two rows: with the ranks `SINGLE_RANK` nothing is summed. `FullySharded` is the third.
-With either, neighbouring ranks may compute their rows together (`actors.models.attention.row_ranks`).
+With either, neighbouring ranks may compute their rows together (`actors.models.attention.row_ranks`). With the third,
+they may also divide the computation of weights: attention and MLP by features (`tensor_parallel`), or experts
+(`expert_parallel`).
 Tensors know themselves if they are spread over ranks, so copies, norms and gathers of single tensors are in
 `actors.learner.shards`, for all kinds alike.
 """
@@ -36,6 +38,11 @@ class Parallelism(Protocol):
     run equally often, and `join` replaces the model's parameters."""
     row_ranks: RowRanks | None
     """Ranks that compute rows together with this one, known after `join`; None: rows are whole."""
+
+    @property
+    def policy_row_ranks(self) -> RowRanks | None:
+        """The same ranks, as they compute the policy: with `tensor_parallel` its weights are cut among them."""
+        ...
 
     def loaded_as(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration with which a rank loads and restores the policy."""
@@ -102,6 +109,11 @@ class DataParallel:
         self._context_parallel = context_parallel
         self.row_ranks: RowRanks | None = None
         self._watch: CollectiveWatch | None = None
+
+    @property
+    def policy_row_ranks(self) -> RowRanks | None:
+        """Return the same ranks: weights are whole."""
+        return self.row_ranks
 
     def loaded_as(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration unchanged."""

@@ -188,6 +188,21 @@ class GlooRanks:
             self._watched.append(distributed.group.WORLD)
         return distributed.device_mesh.init_device_mesh(device.type, (self.size,))
 
+    def grid(self, device: torch.device, columns: int, names: tuple[str, str]) -> Any:
+        """Return the ranks as a DeviceMesh of two dimensions, with collectives along each. Call `mesh` before.
+
+        Args:
+            device: device of this rank's tensors.
+            columns: number of neighbouring ranks along the second dimension, a divisor of the number of ranks.
+            names: names of the dimensions.
+        """
+        distributed: Any = torch.distributed
+        shape = (self.size // columns, columns)
+        grid = distributed.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=names)
+        if device.type == "cuda":
+            self._watched += [grid.get_group(name) for name in names]
+        return grid
+
     def row_group(self, device: torch.device, size: int) -> RowGroup:
         """Return the ranks that compute rows together with this one: `size` neighbours. All ranks must call.
 

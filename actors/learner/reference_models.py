@@ -105,7 +105,7 @@ class ReferenceModels:
             check_vocabulary(config.model, teacher)
             if server is None:
                 self._teacher = _frozen(teacher, longest, TEACHER_KEY)
-                check_divides(self._teacher.model, config.trainer.context_parallel, TEACHER_KEY)
+                check_divides(self._teacher.model, config.trainer, TEACHER_KEY)
                 if vision_part(self._teacher.model) is not None:
                     self._teacher_images = BatchImages(self._teacher.model, teacher)
             else:

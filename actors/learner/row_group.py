@@ -14,11 +14,16 @@ class RowGroup:
         place: rank of this process in the group.
         size: number of ranks in the group.
         device: device of the tensors that the group takes.
+        has_own_heads: True for a model whose weights are cut among the ranks (`tensor_parallel`).
     """
 
-    def __init__(self, group: Any, place: int, size: int, device: torch.device) -> None:
-        self.place, self.size = place, size
+    def __init__(self, group: Any, place: int, size: int, device: torch.device, has_own_heads: bool = False) -> None:
+        self.place, self.size, self.has_own_heads = place, size, has_own_heads
         self._group, self._device = group, device
+
+    def with_own_heads(self) -> "RowGroup":
+        """Return the same ranks, for a model whose weights are cut among them."""
+        return RowGroup(self._group, self.place, self.size, self._device, has_own_heads=True)
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """Send `parts[i]` to rank i; return what all ranks sent here, in the order of ranks.

@@ -47,10 +47,21 @@ def overwrite(tensor: Tensor, value: Tensor) -> None:
     tensor.copy_(placed(value, tensor) if isinstance(tensor, DTensor) else value)
 
 
+def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the parameters in groups that torch computes together: those spread over the same mesh of ranks."""
+    groups: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(groups.values())
+
+
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> float:
     """Scale all gradients down to a global norm of `limit`, if given; return the norm before, equal on each rank."""
+    groups = by_mesh(p for p in parameters if p.grad is not None)
     # over all parameters and ranks before any is scaled; of spread gradients the norm itself is a spread scalar
-    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    norms = [whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    norm = norms[0] if len(norms) == 1 else nn.utils.get_total_norm(norms)
     if limit is not None:
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        for group in groups:
+            nn.utils.clip_grads_with_norm_(group, limit, norm)
     return float(norm)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actors.models import attention, loading
+from actors.models import attention, loading, plans
 from actors.models.attention import pack_row
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.logprobs import CHUNK_BYTES
@@ -27,6 +27,7 @@ from actors.models.vision.parts import attention_by_part, auto_class, freeze_vis
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
 from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
+from schemas.config.trainer import TrainerConfig
 from schemas.errors import ConfigError
 
 BLOCK = 64
@@ -118,9 +119,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         ConfigError: a model's config.json can't be read.
     """
     model, trainer = config.model, config.trainer
-    # with trainer.context_parallel a rank has a part of each row's tokens, and in attention a part of the heads
-    tokens = -(-config.packer.sequence_len // trainer.context_parallel)
-    policy = _counted(model, trainer.optimizer, tokens)
+    policy = _counted(model, trainer, config.packer.sequence_len)
     base = parameter_bytes(model)
     on_cpu = not torch.cuda.is_available() or model.device == "cpu"
     published = policy.adapter or base  # without LoRA all weights are published
@@ -166,7 +165,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     )
 
 
-def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -> _Counted:
+def _counted(config: ModelConfig, trainer: TrainerConfig, sequence_len: int) -> _Counted:
     dtype = loading.TORCH_DTYPES[config.dtype]
     model = _skeleton(config, dtype)
     has_masters = config.lora is None and dtype is not torch.float32
@@ -182,10 +181,15 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
     trained = [p for p in model.parameters() if p.requires_grad]
     head = model.get_output_embeddings().weight
     # in numbers, since all of them are gathered in the precision of computation, adapters too
-    inner = [sum(p.numel() for p in layer.parameters()) for layer in loading.layers_of(model)]
-    outer = sum(p.numel() for p in model.parameters()) - sum(inner) - in_vision
+    layers = loading.layers_of(model)
+    outer = sum(p.numel() for p in model.parameters()) - in_vision
+    outer -= sum(p.numel() for layer in layers for p in layer.parameters())
+    inner = [_gathered_numbers(layer, _divisors(model, trainer)) for layer in layers[:2]]
+    # a rank has a part of each row's tokens, and in attention a part of the heads
+    num_tokens = -(-sequence_len // trainer.ranks_per_row)
+    width = model.config.get_text_config().hidden_size
     return _Counted(
-        gathered=(outer + sum(inner[:2])) * dtype.itemsize,  # fsdp gathers a layer while the layer before is computed
+        gathered=(outer + sum(inner)) * dtype.itemsize,  # fsdp gathers a layer while the layer before is computed
         frozen=language if config.lora else 0,
         vision=vision,
         exact_vision=sum(map(_trained_bytes, seeing)) if has_masters else 0,
@@ -193,13 +197,33 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
         trained_bytes=sum(map(_trained_bytes, trained)),
         rounded_weights=sum(map(_bytes, trained)) if has_masters else 0,
         rounded_gradient=max(map(_bytes, trained)) if has_masters else 0,
-        states=_state_bytes(model, trained, optimizer),
+        states=_state_bytes(model, trained, trainer.optimizer),
         head_gradient=_trained_bytes(head) if head.requires_grad else 0,
         # last: it replaces the model's parameters
         activations=_kept_bytes(
             model, num_tokens, torch.float32 if has_masters else dtype, config.gradient_checkpointing
-        ),
+        )
+        # with tensor_parallel, the inputs of attention and MLP are kept for all tokens
+        + (trainer.tensor_parallel > 1)
+        * (2 * (1 if config.gradient_checkpointing else len(layers)) * (sequence_len - num_tokens) * width)
+        * dtype.itemsize,
     )
+
+
+def _divisors(model: Any, trainer: TrainerConfig) -> dict[nn.Module, int]:
+    """Return the number of ranks that compute with different parts of a module's weights, where it is not 1."""
+    cut = {m: s for m, s in plans.styles(model, "tp_plan").items() if s in (plans.COLWISE, plans.ROWWISE)}
+    dispatched = {m: s for m, s in plans.styles(model, "ep_plan").items() if s == plans.DISPATCHED}
+    return dict.fromkeys(cut, trainer.tensor_parallel) | dict.fromkeys(dispatched, trainer.expert_parallel)
+
+
+def _gathered_numbers(layer: nn.Module, divisors: dict[nn.Module, int]) -> int:
+    """Return how many weights of a layer a rank gathers for its computation."""
+    whole = sum(p.numel() for p in layer.parameters())
+    for module in layer.modules():
+        size = sum(p.numel() for p in module.parameters())
+        whole -= size - size // divisors.get(module, 1)
+    return whole
 
 
 def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") -> Any:

@@ -66,8 +66,7 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
             fatal=not engine.has_server,  # a server may be configured to go beyond its model
         )
     yield from _codes_findings(config)
-    together = config.trainer.context_parallel
-    if reason := undividable(_json(Path(config.model.path) / "config.json"), together, "model.path"):
+    if reason := undividable(_json(Path(config.model.path) / "config.json"), config.trainer, "model.path"):
         yield Finding(reason)
     if config.model.lora is None:
         return

@@ -89,7 +89,7 @@ def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
         ConfigError: the run has no such step, or the checkpoints or groups to compute it are gone.
     """
     has_dropout = config.model.dropout or (config.model.lora is not None and config.model.lora.dropout > 0)
-    if config.trainer.context_parallel > 1 and has_dropout:
+    if config.trainer.ranks_per_row > 1 and has_dropout:
         raise ConfigError(
             f"step {step} can't be replayed: each rank drew the dropout of its own part of a row "
             "(trainer.context_parallel), and a replay is one process"
@@ -108,7 +108,7 @@ def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
     replayed = {"loss": values["loss"], "grad_norm": values["grad_norm"], "weights": _digest(learner, config)}
     was_sharded = config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1
     inexact = "weights were spread over ranks" if was_sharded else learner.inexact
-    if config.trainer.context_parallel > 1:
+    if config.trainer.ranks_per_row > 1:
         inexact = " and ".join(filter(None, [inexact, "rows were divided among ranks"]))
     return Replay(step, start, recorded, replayed, inexact)
 

@@ -132,7 +132,7 @@ class Trainer:
         for ordinal in step.ordinals:
             lengths += ring.samples[ordinal]
         # ranks beyond the last whole group do nothing, and fewer than a group are a smaller one
-        together = min(ring.config.trainer.context_parallel, self.num_ranks)
+        together = min(ring.config.trainer.ranks_per_row, self.num_ranks)
         ranks = pack(lengths, ring.settings.sequence_len, self.num_ranks // together)
         return train_step(
             ring.times, [[cost(micro_batch, lengths) / together for micro_batch in rank] for rank in ranks]

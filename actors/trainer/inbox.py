@@ -102,7 +102,7 @@ class BatchInbox:
             elif message.rank != self._rank:
                 log.warning(
                     "batch of another rank dropped", rank=message.rank, expected=self._rank, step=message.step,
-                    why="do packer and trainers have the same trainer.context_parallel?",
+                    why="do packer and trainers have the same context_parallel and tensor_parallel?",
                 )  # fmt: skip
             else:
                 batch = self._joined(message) if isinstance(message, BatchPart) else message

@@ -46,14 +46,36 @@ def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:
 
 def _rows_can_be_divided(config: "RunConfig") -> Iterator[str]:
     trainer = config.trainer
-    if trainer.num_ranks % trainer.context_parallel:
+    ways = {"context_parallel": trainer.context_parallel, "tensor_parallel": trainer.tensor_parallel}
+    for key, size in ways.items():
+        if trainer.num_ranks % size:
+            yield (
+                f"trainer.{key}: {size} ranks for each row do not divide trainer.num_ranks {trainer.num_ranks}; set a "
+                "divisor of it"
+            )
+        if size > 1 and trainer.teacher_server is not None:
+            # each rank would ask for the same row, and might get other bits
+            yield f"trainer.{key}: not with trainer.teacher_server; remove one of the two"
+    if min(ways.values()) > 1:
+        yield "trainer.tensor_parallel: not with trainer.context_parallel; set one of the two to 1"
+
+
+def _weights_can_be_divided(config: "RunConfig") -> Iterator[str]:
+    """Check the ways to divide the computation of weights."""
+    trainer, model = config.trainer, config.model
+    if trainer.num_ranks % trainer.expert_parallel:
         yield (
-            f"trainer.context_parallel: {trainer.context_parallel} ranks for each row do not divide trainer.num_ranks "
+            f"trainer.expert_parallel: {trainer.expert_parallel} ranks do not divide trainer.num_ranks "
             f"{trainer.num_ranks}; set a divisor of it"
         )
-    if trainer.context_parallel > 1 and trainer.teacher_server is not None:
-        # each rank would ask for the same row, and might get other bits
-        yield "trainer.context_parallel: not with trainer.teacher_server; remove one of the two"
+    for key, size in {"tensor": trainer.tensor_parallel, "expert": trainer.expert_parallel}.items():
+        if size > 1 and trainer.sharding != "fsdp":
+            yield f"trainer.{key}_parallel: needs trainer.sharding: fsdp"
+        if size > 1 and model.compile:
+            yield f"trainer.{key}_parallel: not with model.compile; set model.compile: false"
+    # ranks that compute the same tokens would draw other masks
+    if trainer.tensor_parallel > 1 and (model.dropout or (model.lora is not None and model.lora.dropout > 0)):
+        yield "trainer.tensor_parallel: not with dropout; set model.dropout: false and model.lora.dropout: 0"
 
 
 def _engines_take_turns(config: "RunConfig") -> Iterator[str]:
@@ -485,6 +507,7 @@ RULES = (
     _trackers_have_a_place_each,
     _shards_hold_what_they_can,
     _rows_can_be_divided,
+    _weights_can_be_divided,
     _engines_take_turns,
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,

@@ -108,6 +108,15 @@ class TrainerConfig(ObjectiveConfig):
     memory on each. Samples are dealt to num_ranks / context_parallel groups of ranks. The model's attention heads must
     divide. Not with vision-language models, rotary embeddings that depend on the longest position (`dynamic`,
     `longrope`), or `teacher_server`."""
+    tensor_parallel: Repack[int] = Field(1, ge=1, le=1024)
+    """Ranks that compute each row together, each with a part of the weights of attention and MLP (Megatron), a divisor
+    of `num_ranks`. In place of `context_parallel`, where layers are too large to be gathered. Needs `sharding: fsdp`, a
+    plan in transformers for the architecture, and key heads that it divides. Not with dropout, DoRA or
+    `model.compile`."""
+    expert_parallel: Free[int] = Field(1, ge=1, le=1024)
+    """Ranks that divide the experts of each layer among them, a divisor of `num_ranks` and of the number of experts.
+    Tokens travel to the ranks of their experts, and experts are not gathered. Needs `sharding: fsdp`, a plan in
+    transformers for the architecture, and transformers 5.19. Not with `model.compile`."""
     sharding: Free[Literal["none", "fsdp"]] = "none"
     """Distribution of the model over ranks. `none`: each rank has the whole model (data parallel), and a replayed step
     has the same bits, with `context_parallel` 1. `fsdp`: each rank has a part of every weight, gradient and optimizer
@@ -148,11 +157,16 @@ class TrainerConfig(ObjectiveConfig):
     @property
     def row_groups(self) -> int:
         """Number of groups of ranks: those of a group compute the same rows together."""
-        return self.num_ranks // self.context_parallel
+        return self.num_ranks // self.ranks_per_row
+
+    @property
+    def ranks_per_row(self) -> int:
+        """Number of ranks that compute a row together."""
+        return self.context_parallel * self.tensor_parallel
 
     def row_group_of(self, rank: int) -> int:
         """Return the number of a rank's group. Neighbouring ranks, which may share a machine, are in one group."""
-        return rank // self.context_parallel
+        return rank // self.ranks_per_row
 
     @property
     def rates_per_step(self) -> int:

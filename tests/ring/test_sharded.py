@@ -27,15 +27,22 @@ from tests.ring.harness import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 
-WAYS = {"weights": {"sharding": "fsdp"}, "rows": {"context_parallel": 2}}
+WAYS = {
+    "weights": {"sharding": "fsdp"},
+    "rows": {"context_parallel": 2},
+    "heads": {"sharding": "fsdp", "tensor_parallel": 2},
+    "experts": {"sharding": "fsdp", "expert_parallel": 2},
+}
 """What the two ranks share out."""
 SAID = {
     "weights": "weights were spread over ranks, so weights are not compared",
     "rows": "rows were divided among ranks, so weights are not compared",
+    "heads": "weights were spread over ranks and rows were divided among ranks, so weights are not compared",
+    "experts": "weights were spread over ranks, so weights are not compared",
 }
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[pytest.param(way, marks=[pytest.mark.long] * (way in ("heads", "experts"))) for way in WAYS])
 def shared_out(request: pytest.FixtureRequest) -> str:
     """One of the ways."""
     way: str = request.param
@@ -45,7 +52,7 @@ def shared_out(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def config(tmp_path: Path, shared_out: str) -> RunConfig:
     """Eight steps of two ranks on a tiny model; four of them when told to go on."""
-    build(tmp_path / "model")
+    build(tmp_path / "model", "qwen3_moe" if shared_out == "experts" else "qwen3")
     return ring_config(
         tmp_path,
         model={"path": str(tmp_path / "model"), "dtype": "float32", "device": "cpu"},

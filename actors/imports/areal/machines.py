@@ -17,7 +17,7 @@ def parse_allocation(text: str) -> dict[str, dict[str, int]]:
     """
     found = {}
     # ranks of attention and of experts are the same processes, sliced in another way
-    plain = re.sub(r"\(\s*attn:(\w+)\s*\|\s*ffn:\w+\s*\)", r"\1", text)
+    plain = re.sub(r"\(\s*attn:(\w+)\s*\|\s*ffn:\w*?((?:e\d+)?)\s*\)", r"\1\2", text)
     for number, part in enumerate(re.split(r"[+|]", plain)):
         match = re.fullmatch(r"(?:(\w+)(?:\[\w+\])?[:.])?((?:[dptce]\d+)+)", part.strip())
         if match is None:
@@ -50,13 +50,7 @@ def convert_machines(job: Import) -> None:
         job.run.set("trainer.num_ranks", ranks, f"{trained}: {sizes}")
         job.run.set("trainer.sharding", "fsdp" if ranks > 1 else "none", "as in AReaL")
         texts.append(f"{ranks} ranks")
-        if sizes.get("c", 1) > 1:
-            job.run.set("trainer.context_parallel", sizes["c"], f"{trained}: c{sizes['c']}")
-        if any(count > 1 for letter, count in sizes.items() if letter not in "dc"):
-            job.note(
-                f"{trained} {sizes}: ranks are data-parallel here, with shared-out weights; p, t and e have no "
-                "counterpart, so a model that one GPU with its share can't hold does not run"
-            )
+        _divide(job, trained, sizes, ranks)
     else:
         job.ask("trainer.num_ranks", "trainer processes; actor.backend")
     job.convert(["rollout.backend", "actor.backend", "allocation_mode"], {}, ", ".join(texts) or "empty")
@@ -66,6 +60,21 @@ def convert_machines(job: Import) -> None:
     else:
         _convert_vllm(job)
     _convert_channel(job, served)
+
+
+def _divide(job: Import, trained: str, sizes: dict[str, int], ranks: int) -> None:
+    """Write how ranks divide rows, weights and experts."""
+    both = sizes.get("c", 1) > 1 and sizes.get("t", 1) > 1
+    ways = {"c": "context_parallel", "t": "tensor_parallel", "e": "expert_parallel"}
+    for letter, key in ways.items():
+        size = sizes.get(letter, 1)
+        if size > 1 and not (both and letter == "t") and ranks % size == 0:
+            job.run.set(f"trainer.{key}", size, f"{trained}: {letter}{size}")
+    if both or sizes.get("p", 1) > 1:
+        job.note(
+            f"{trained} {sizes}: layers are not divided into stages (p), and rows by tokens (c) or weights (t), not "
+            "both; the ranks that are left over are data-parallel, with shared-out weights"
+        )
 
 
 def _parts(job: Import, key: str, others: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

@@ -159,8 +159,6 @@ REFUSED = {
     "bench": "a benchmark; leave it out",
     "*.bench.**": "a benchmark; leave it out",
     "trainer.data.**": "random data are for tests; leave it out",
-    "trainer.model.ep": "ranks are data-parallel, or share the weights out; use more ranks",
-    "trainer.model.tp": "ranks are data-parallel, or share the weights out; use more ranks",
     "trainer.model.fp8": "nothing trains in 8 bits; bfloat16 is used",
     "trainer.model.quantization": "nothing trains in 8 bits; bfloat16 is used",
     "trainer.model.quantization.**": "nothing trains in 8 bits; bfloat16 is used",

@@ -306,7 +306,10 @@ def _apart(job: Import) -> None:
     """Write ranks and copies where each process has its own file: no file has the number of ranks."""
     if job.options.world is None:
         job.ask("trainer.num_ranks", "trainer processes (torchrun --nproc-per-node); --world N")
-        job.refuse_unless("trainer.model.cp", 1, "of an unknown number of trainer processes", "give --world N")
+        for letter in ("cp", "tp", "ep"):
+            if job.given.get(f"trainer.model.{letter}", 1) not in (1, "auto"):
+                key = f"trainer.model.{letter}"
+                job.refuse_unless(key, 1, "of an unknown number of trainer processes", "give --world N")
     else:
         _set_ranks(job, job.options.world, "--world")
     job.rename("inference.vllm.tensor_parallel_size", "inference.engine.tensor_parallel_size")
@@ -316,8 +319,9 @@ def _apart(job: Import) -> None:
 def _set_ranks(job: Import, ranks: int, text: str) -> None:
     job.run.set("trainer.num_ranks", ranks, text)
     job.run.set("trainer.sharding", "fsdp" if ranks > 1 else "none", "prime-rl always shards")
-    if job.given.get("trainer.model.cp", 1) != 1:
-        job.rename("trainer.model.cp", "trainer.context_parallel")
+    for letter, key in {"cp": "context_parallel", "tp": "tensor_parallel", "ep": "expert_parallel"}.items():
+        if job.given.get(f"trainer.model.{letter}", 1) not in (1, "auto"):
+            job.rename(f"trainer.model.{letter}", f"trainer.{key}")
 
 
 def _single_node(job: Import, per_node: int) -> tuple[int, int]:

@@ -26,6 +26,9 @@ class RowRanks(Protocol):
     """Number of this rank among them, from 0: the part of the row that it has."""
     size: int
     """Number c of the ranks."""
+    has_own_heads: bool
+    """True if each rank has the weights of its own heads alone (tensor parallelism), so that attention begins and ends
+    with all tokens of this rank's heads."""
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """Send `parts[i]` to rank i; return what all ranks sent here, in the order of ranks. All ranks must call.
@@ -76,6 +79,16 @@ def gathered_rows(part_ND: Tensor, ranks: RowRanks) -> Tensor:
     # a copy for each rank, so that autograd adds up what comes back for them
     arrived: Tensor = _Exchanged.apply(_for_all(part_ND, ranks), ranks)  # type: ignore[no-untyped-call]
     return arrived.flatten(0, 1)
+
+
+def summed_part(summand_ND: Tensor, ranks: RowRanks) -> Tensor:
+    """Return the sums of the ranks' summands for this rank's tokens: (R, D) → (R / c, D), added in the order of ranks.
+
+    The transpose of `gathered_rows`.
+    """
+    parts = summand_ND.reshape(ranks.size, -1, summand_ND.shape[-1])
+    arrived: Tensor = _Exchanged.apply(parts, ranks)  # type: ignore[no-untyped-call]
+    return arrived.sum(0)
 
 
 def gathered_results(part_K: Tensor, ranks: RowRanks) -> Tensor:

@@ -91,9 +91,10 @@ class PackedRow:
     def divided(self, ranks: RowRanks) -> "PackedRow":
         """Return the row as one that ranks compute together: this rank passes its part to the model; cached."""
         padded = self.padded(-(-len(self.token_ids_R) // ranks.size) * ranks.size)
-        if "divided" not in self._plans:
-            self._plans["divided"] = replace(padded, ranks=ranks, _plans={})
-        return self._plans["divided"]  # type: ignore[no-any-return]
+        key = ("divided", ranks.has_own_heads)
+        if key not in self._plans:
+            self._plans[key] = replace(padded, ranks=ranks, _plans={})
+        return self._plans[key]  # type: ignore[no-any-return]
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Return an integer array as a tensor of indices on the device of the row."""
@@ -107,7 +108,9 @@ class PackedRow:
         more = {} if self.images is None else self.images.forward_arguments()
         ids, positions = self.token_ids_R, self.position_ids_R
         if self.ranks is not None:
-            ids, positions = own_part(ids, self.ranks), own_part(positions, self.ranks)
+            ids = own_part(ids, self.ranks)
+            if not self.ranks.has_own_heads:  # queries are turned by positions where they are computed
+                positions = own_part(positions, self.ranks)
         return {
             "input_ids": ids[None],
             "position_ids": positions[None],
@@ -233,7 +236,7 @@ def dividable(attention: Attention) -> Attention:
 
     @wraps(attention)
     def attend(*given: Any, packed_row: PackedRow, **options: Any) -> tuple[Tensor, None]:
-        if packed_row.ranks is None:
+        if packed_row.ranks is None or packed_row.ranks.has_own_heads:
             return attention(*given, packed_row=packed_row, **options)
         found: tuple[Tensor, None] = _divided(attention, packed_row.ranks, *given, packed_row=packed_row, **options)
         return found

@@ -306,8 +306,12 @@ stats_logger: {wandb: {mode: disabled}}
         # experts are spread over the ranks of attention: 4 · 4 · 2 = 32
         (MODERN, ("allocation_mode=vllm:d4p1t8+megatron:(attn:d4p4t2c1|ffn:d1p4t1e8)",), 100, {
             "trainer.num_ranks": 32, "up.inference": 4, "inference.engine.tensor_parallel_size": 8,
-            "up.colocate": False}),
-        (MODERN, ("allocation_mode=vllm:d2 + megatron:d2t1e2",), 100, {"trainer.num_ranks": 2}),
+            "trainer.tensor_parallel": 2, "trainer.expert_parallel": 8, "up.colocate": False}),
+        (MODERN, ("allocation_mode=vllm:d2 + megatron:d2t1e2",), 100, {
+            "trainer.num_ranks": 2, "trainer.expert_parallel": 2, "trainer.tensor_parallel": 1}),
+        # rows are divided in one way: by tokens
+        (MODERN, ("allocation_mode=vllm:d2 + fsdp:d2t2c2",), 100, {
+            "trainer.num_ranks": 8, "trainer.context_parallel": 2, "trainer.tensor_parallel": 1}),
         # the same GPUs; a ref that is null is no reference, whatever kl_ctl
         (MODERN, ("allocation_mode=sglang[rollout]:d8p1t1|fsdp[actor]:d8p1t1", "ref=null", "actor.kl_ctl=0.1",
                   "actor.colocated=true", "actor.colocated_weight_path=/dev/shm/w"), 100, {

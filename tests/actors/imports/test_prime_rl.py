@@ -664,7 +664,7 @@ tp = 8
             "orchestrator.post_batch_filters.0.action": "converted",
             "orchestrator.prime_monitor": "irrelevant",
             "orchestrator.renderer.name": "refused",
-            "trainer.model.ep": "refused",
+            "trainer.model.ep": "renamed",
         },
     ),
     # The filter of March 2026 leaves completions out of the loss; evaluations of another environment have no place.

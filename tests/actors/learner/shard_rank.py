@@ -75,7 +75,7 @@ def main(folder: Path, rank: int) -> None:
             else:
                 learner.serve_gathers()
         groups = [GROUPS[task["groups"]](ordinal) for ordinal in range(5)]
-        together = config.trainer.context_parallel
+        together = config.trainer.ranks_per_row
         batches = batches_of(groups, task["size"] // together, config.trainer.num_minibatches, step)
         batch = batches[config.trainer.row_group_of(rank)]
         values.append({n: v for n, v in learner.step(batch, ranks).items() if "seconds" not in n})

@@ -38,6 +38,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora": {"lora": {"rank": 4}, "reference": {"beta": 0.1}, "num_minibatches": 2},
     "kl": {"reference": {"beta": 0.1, "place": "group_reward"}, "num_iterations": 2, "num_minibatches": 2},
     "experts": {"family": "qwen3_moe"},
+    "mixtral": {"family": "mixtral"},
+    "adapted_experts": {"family": "qwen3_moe", "lora": {"rank": 4, "target_modules": ["q_proj", "o_proj"]}},
+    "gemma": {"family": "gemma2"},
+    "biased": {"family": "biased_llama"},
     "mistral": {"family": "mistral", "entropy_coef": 0.01, "loss": {"type": "gspo"}},
     "bfloat16_lora": {"lora": {"rank": 4}, "dtype": "bfloat16"},
     "vision": {"family": "qwen3_vl"},
@@ -194,6 +198,43 @@ def test_ranks_that_compute_rows_together_make_the_steps_of_one(
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5, nan_ok=True), name
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("kind", "keys", "size"),
+    [
+        ("lora", {"tensor_parallel": 2}, 4),
+        pytest.param("kl", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("full", {"tensor_parallel": 2}, 4, marks=pytest.mark.long),
+        pytest.param("biased", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("several_updates", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("mistral", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("gemma", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("selective", {"tensor_parallel": 2}, 4, marks=pytest.mark.long),
+        pytest.param("checkpointing", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("untied_decay", {"tensor_parallel": 2}, 4, marks=pytest.mark.long),
+        ("experts", {"expert_parallel": 2}, 4),
+        pytest.param("experts", {"expert_parallel": 4}, 4, marks=pytest.mark.long),
+        pytest.param("experts", {"tensor_parallel": 2, "expert_parallel": 4}, 4, marks=pytest.mark.long),
+        pytest.param("experts", {"context_parallel": 2, "expert_parallel": 2}, 4, marks=pytest.mark.long),
+        pytest.param("experts", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("adapted_experts", {"expert_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("mixtral", {"expert_parallel": 2}, 2, marks=pytest.mark.long),
+    ],
+)
+def test_ranks_with_parts_of_the_weights_make_the_steps_of_one(
+    kind: str, keys: dict[str, int], size: int, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """trainer.tensor_parallel and expert_parallel: weights within 1e-5 after two steps, and all metrics."""
+    config = config_of(model_folder, **KINDS[kind] | {"num_ranks": size} | keys)
+    found = sharded(tmp_path / "ranks", config, [1, 2], size)
+    alone = whole(config, [1, 2], num_batches=config.trainer.row_groups)
+    assert_near(found, alone)
+    for ours, theirs in zip(found.values, alone.values, strict=True):
+        for name in set(ours) - {"torch_threads"}:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5, nan_ok=True), name
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["lora", "full"])
@@ -255,9 +296,11 @@ def test_a_rank_that_will_share_the_model_takes_no_memory_for_it(tmp_path: Path)
     Qwen3ForCausalLM(settings).to(torch.bfloat16).save_pretrained(tmp_path)
     models.tokenizer().save_pretrained(tmp_path)
     config = run_config(tmp_path, sharding="fsdp", num_ranks=2)
-    kept = [TorchLearner(config, parallelism=FullySharded(0))]  # all imports and caches are there after the first
+    kept = [
+        TorchLearner(config, parallelism=FullySharded(0, config.trainer))
+    ]  # all imports and caches are there after the first
     before = _private_bytes()
-    kept.append(TorchLearner(config, parallelism=FullySharded(0)))
+    kept.append(TorchLearner(config, parallelism=FullySharded(0, config.trainer)))
     model = sum(parameter.numel() for parameter in kept[-1].model.parameters()) * 4
     assert _private_bytes() - before < 0.2 * model
     kept.append(TorchLearner(config))  # the other way has it: so the measure can fail
@@ -383,6 +426,14 @@ def _tree(trainer: dict[str, Any], **model: Any) -> dict[str, Any]:
             _tree({"context_parallel": 2, "teacher": {"path": "t"}, "teacher_server": {"url": "http://h:1"}}),
             "context_parallel: not with trainer.teacher_server",
         ),
+        (
+            _tree({"tensor_parallel": 2, "context_parallel": 2, "num_ranks": 4}),
+            "tensor_parallel: not with trainer.c",
+        ),
+        (_tree({"expert_parallel": 2, "sharding": "none"}), "trainer.expert_parallel: needs trainer.sharding: fsdp"),
+        (_tree({"expert_parallel": 3}), "expert_parallel: 3 ranks do not divide trainer.num_ranks 2"),
+        (_tree({"tensor_parallel": 2}, compile=True), "trainer.tensor_parallel: not with model.compile"),
+        (_tree({"tensor_parallel": 2}, lora={"dropout": 0.1}), "trainer.tensor_parallel: not with dropout"),
         (_tree({"optimizer": {"type": "adamw_8bit"}}), "can't spread the blocks of trainer.optimizer adamw_8bit"),
         (_tree({}, lora={}, quantization={"type": "nf4"}), "fsdp can't spread the blocks of model.quantization"),
     ],

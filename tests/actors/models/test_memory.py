@@ -13,8 +13,9 @@ from torch import Tensor
 from actors.cli import main
 from actors.learner.learner import TorchLearner
 from actors.learner.snapshots import OPTIMIZER
-from actors.models.memory import estimate
+from actors.models.memory import MemoryEstimate, estimate
 from schemas.config import RunConfig
+from tests import models
 from tests.actors.learner.steps import random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
 
@@ -104,6 +105,24 @@ def test_activations_grow_with_the_row_and_shrink_with_checkpointing(model_folde
     assert estimate(long.model_copy(update={"trainer": rows})).activations == short
     selective = estimate(with_model(long, gradient_checkpointing="selective")).activations
     assert estimate(with_model(long, gradient_checkpointing=True)).activations < selective < 0.8 * whole
+
+
+@pytest.mark.slow
+def test_ranks_that_divide_weights_gather_less_and_keep_inputs_of_all_tokens(model_folder: ModelFolder) -> None:
+    """Half of the experts, or of attention and MLP; the input of each attention and MLP is kept for the whole row."""
+    config = run_config(model_folder("qwen3_moe"), num_ranks=2, sharding="fsdp")
+
+    def of(**keys: int) -> MemoryEstimate:
+        return estimate(config.model_copy(update={"trainer": config.trainer.model_copy(update=keys)}))
+
+    shards, rows, heads = of(), of(context_parallel=2), of(tensor_parallel=2)
+    layer = models.config("qwen3_moe")
+    size = 3 * layer.num_experts * layer.moe_intermediate_size * layer.hidden_size * 4
+    assert shards.gathered - of(expert_parallel=2).gathered == 2 * size // 2
+    attention = 2 * (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim * layer.hidden_size * 4
+    assert shards.gathered - heads.gathered == 2 * attention // 2
+    tokens = config.packer.sequence_len
+    assert heads.activations - rows.activations == 2 * layer.num_hidden_layers * tokens // 2 * layer.hidden_size * 4
 
 
 @pytest.mark.slow

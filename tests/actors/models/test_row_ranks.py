@@ -18,6 +18,7 @@ from actors.models.attention.row_ranks import with_all_heads, with_all_tokens
 from actors.models.attention.rows import UNPADDED, RowLengths
 from actors.models.heads import check_divides, undividable
 from actors.models.token_logprobs import TokenLogprobs
+from schemas.config.trainer import TrainerConfig
 from schemas.errors import ConfigError
 from tests import models
 from tests.actors.learner.steps import batches_of, branched_group, random_samples, step_batch
@@ -53,10 +54,16 @@ class Rank:
 
     def __init__(self, threads: Threads, place: int) -> None:
         self._threads, self.place, self.size = threads, place, threads.size
+        self.has_own_heads = False
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """As all threads do."""
         return self._threads.exchange(self.place, parts)
+
+
+def together(size: int) -> TrainerConfig:
+    """Ranks that all compute the same row."""
+    return TrainerConfig(max_steps=1, num_ranks=size, context_parallel=size)
 
 
 def model_of(config: PretrainedConfig) -> Any:
@@ -228,7 +235,7 @@ def test_tokens_come_back_in_their_places() -> None:
 def test_heads_that_do_not_divide_are_refused_with_the_numbers_that_do(size: int, said: str) -> None:
     """Before anything is computed."""
     with pytest.raises(ConfigError, match=r"trainer.context_parallel: 3 ranks") as caught:
-        check_divides(model_of(models.config("qwen3")), size)
+        check_divides(model_of(models.config("qwen3")), together(size))
     assert said in str(caught.value)
 
 
@@ -248,8 +255,10 @@ def test_heads_that_do_not_divide_are_refused_with_the_numbers_that_do(size: int
 )
 def test_rotary_embeddings_that_depend_on_the_longest_position_are_refused(rope: dict[str, Any]) -> None:
     """Each rank would take other frequencies, and its tokens would have other logprobs without a word."""
-    assert "depends on the longest position" in undividable({"num_attention_heads": 4} | rope, 2, "model.path")
-    assert undividable({"num_attention_heads": 4} | rope, 1, "model.path") == ""
+    assert "depends on the longest position" in undividable(
+        {"num_attention_heads": 4} | rope, together(2), "model.path"
+    )
+    assert undividable({"num_attention_heads": 4} | rope, together(1), "model.path") == ""
 
 
 def test_yarn_is_divided() -> None:
@@ -263,6 +272,6 @@ def test_yarn_is_divided() -> None:
 def test_models_that_see_images_are_refused() -> None:
     """Their features are not divided."""
     model = models.auto_class("qwen3_vl").from_config(models.config("qwen3_vl"))
-    check_divides(model, 1)
+    check_divides(model, together(1))
     with pytest.raises(ConfigError, match="vision tower"):
-        check_divides(model, 2)
+        check_divides(model, together(2))

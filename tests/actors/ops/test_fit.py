@@ -216,11 +216,20 @@ def test_adapters_for_modules_that_are_not_there_are_refused(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"), [(1, []), (2, []), (4, []), (3, ["set 1, 2 or 4"]), (8, ["set 1, 2 or 4"])]
+    ("key", "size", "expected"),
+    [
+        ("context_parallel", 1, []),
+        ("context_parallel", 2, []),
+        ("context_parallel", 4, []),
+        ("context_parallel", 3, ["set 1, 2 or 4"]),
+        ("context_parallel", 8, ["set 1, 2 or 4"]),
+        ("tensor_parallel", 2, []),
+        ("tensor_parallel", 4, ["set 1 or 2"]),  # two heads of keys
+    ],
 )
-def test_ranks_that_can_not_divide_the_heads_are_refused(run: Any, size: int, expected: list[str]) -> None:
+def test_ranks_that_can_not_divide_the_heads_are_refused(run: Any, key: str, size: int, expected: list[str]) -> None:
     """By config.json alone, before any process starts."""
-    found = problems(run(trainer={"num_ranks": size, "context_parallel": size}))
+    found = problems(run(trainer={"num_ranks": size, "sharding": "fsdp", key: size}))
     assert [problem.rpartition("; ")[2] for problem in found] == expected
 
 
