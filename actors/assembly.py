@@ -313,7 +313,10 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
     else:
         from actors.learner.parallelism import DataParallel
 
-        learner = TorchLearner(config, load_loss(config), DataParallel(trainer.context_parallel))
+        # a replay has no rank, and no engine
+        shares_base = config.up.share_base and rank == 0
+        parallelism = DataParallel(trainer.context_parallel)
+        learner = TorchLearner(config, load_loss(config), parallelism, shares_base=shares_base)
     # a replay, which has no rank, writes nothing; ranks with the same rows have the same values
     writes = rank is not None and rank % trainer.ranks_per_row == 0
     if writes and config.telemetry.token_details:

@@ -52,7 +52,7 @@ from actors.learner.snapshots import (
 )
 from actors.learner.supervised import SupervisedExamples
 from actors.learner.token_details import TokenDetailsWriter
-from actors.models import attention, loading, token_logprobs
+from actors.models import attention, loading, shared_base, token_logprobs
 from actors.models.determinism import is_inexact, make_deterministic
 from actors.models.heads import check_divides
 from actors.process.fault_points import point
@@ -100,13 +100,18 @@ class TorchLearner:
         config: configuration of the run.
         custom_loss: function at `trainer.loss.path`, for a loss of type `custom`.
         parallelism: division of the model over ranks. None: each rank has the whole model.
+        shares_base: True to hold the base in memory that engines map (`up.share_base`).
 
     Raises:
         ConfigError: the model, adapter, optimizer, teacher or supervised data can't be loaded.
     """
 
     def __init__(
-        self, config: RunConfig, custom_loss: CustomLoss | None = None, parallelism: Parallelism | None = None
+        self,
+        config: RunConfig,
+        custom_loss: CustomLoss | None = None,
+        parallelism: Parallelism | None = None,
+        shares_base: bool = False,
     ) -> None:
         self._config, self._custom_loss = config, custom_loss
         self._parallelism: Parallelism = parallelism or DataParallel()
@@ -115,6 +120,7 @@ class TorchLearner:
         self._device = loading.device_of(config.model)
         if config.trainer.deterministic:
             make_deterministic(self._device)
+        self._shares_base = shares_base
         self.model = self._load()
         check_divides(self.model, config.trainer)
         self._masters = MasterWeights(self.model, self._load_masters())
@@ -147,7 +153,10 @@ class TorchLearner:
             # mapped from the files as they are, on each rank: `join` makes float32 masters of this rank's part alone
             base_dtype = loading.stored_dtype(config.path) or torch.float32
         kernel = attention.implementation(config, self._device)
-        model = loading.load_model(self._parallelism.loaded_as(config), base_dtype, attention=kernel)
+        loaded_as = config.model_copy(update={"device": "cpu"}) if self._shares_base else config
+        model = loading.load_model(self._parallelism.loaded_as(loaded_as), base_dtype, attention=kernel)
+        if self._shares_base:
+            self._base = shared_base.share(model, self._device, self._config.output)
         if not config.dropout:
             loading.switch_off_dropout(model)
         if config.lora is not None:

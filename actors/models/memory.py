@@ -159,7 +159,9 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         # and what is gathered or rounded before it is copied
         published_on_device=published * (num_copies + 1) if channel == "device" else 0,
         checkpoint=policy.trained_bytes + policy.states + saved_vision + (exact or base) * moves,
-        engine_weights=base + policy.adapter if engine.loads_model and not engine.has_server else 0,
+        engine_weights=(0 if config.up.share_base else base) + policy.adapter
+        if engine.loads_model and not engine.has_server
+        else 0,
         engine_received=published if channel == "device" else 0,
         engine_kv_cache=kv_cache,
     )

@@ -44,6 +44,11 @@ class EmbeddedEngineConfig(EngineBase):
         """Room of the cache: sequences times their length."""
         return self.max_sequences * self.max_sequence_len
 
+    @property
+    def maps_base(self) -> bool:
+        """True."""
+        return True
+
     def max_tokens_per_sequence(self) -> dict[str, int]:
         """Return `max_sequence_len`."""
         return {"inference.engine.max_sequence_len": self.max_sequence_len}

@@ -87,6 +87,23 @@ def _engines_take_turns(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _base_can_be_shared(config: "RunConfig") -> Iterator[str]:
+    if not config.up.share_base:
+        return
+    engine, model, trainer = config.inference.engine, config.model, config.trainer
+    if model.lora is None or model.quantization is not None:
+        yield "up.share_base: needs model.lora, without model.quantization: any other base changes, or is in blocks"
+    if trainer.num_ranks > 1:
+        yield "up.share_base: needs trainer.num_ranks 1, the rank whose memory engines map"
+    if config.inference.attached or not engine.maps_base:
+        yield (
+            "up.share_base: needs engine vllm or embedded, started by this run, with tensor_parallel_size and "
+            "data_parallel_size 1"
+        )
+    if config.up.colocate == "turns":
+        yield "up.share_base: not with up.colocate: turns, in which weights leave the device"
+
+
 def _secrets_are_elsewhere(config: "RunConfig") -> Iterator[str]:
     for path in found_in(config.model_dump()):
         yield (
@@ -509,6 +526,7 @@ RULES = (
     _rows_can_be_divided,
     _weights_can_be_divided,
     _engines_take_turns,
+    _base_can_be_shared,
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,
     _samples_fit,

@@ -31,6 +31,11 @@ class UpConfig(Section):
     leaves. `turns`: they work in turns, which the packer orders: engines stop between two tokens and give the memory of
     their cache back while the trainer loads or trains a step, and go on afterwards. Needs engine vllm or embedded, and
     `rollout.group_timeout` and `inference.request_timeout` above the time of a step."""
+    share_base: Free[bool] = False
+    """Whether trainer and engines on its device hold the frozen base under an adapter once: the trainer's weights,
+    which engines map. For `model.lora` without quantisation, one trainer rank, and engine vllm or embedded, started by
+    this run without tensor or data parallelism. When the trainer ends, engines start again. Not with `colocate: turns`.
+    On CPUs, trainer and engines must be on one machine."""
     torch_threads: Free[dict[Literal["trainer", "inference"], int]] = {}
     """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
     fork_server: Free[bool] = True

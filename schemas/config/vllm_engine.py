@@ -110,6 +110,11 @@ class VllmEngineConfig(EngineBase):
         """GPUs of all copies of the model behind the server."""
         return 0 if self.attached else self.tensor_parallel_size * self.data_parallel_size
 
+    @property
+    def maps_base(self) -> bool:
+        """True if the server is started by this run, and has one worker."""
+        return self.num_gpus == 1
+
     def max_tokens_per_sequence(self) -> dict[str, int]:
         """Return `max_model_len`, if it is set."""
         return {} if self.max_model_len is None else {"inference.engine.max_model_len": self.max_model_len}

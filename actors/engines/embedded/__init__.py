@@ -15,8 +15,10 @@ def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, server_inde
     from actors.algorithms.noise import norm_noise
     from actors.engines.embedded.decoder import Decoder  # imports torch, as does the engine
     from actors.engines.embedded.engine import EmbeddedEngine
+    from actors.models import shared_base
 
-    decoder = Decoder(config.model, engine, norm_noise(config))
+    base = shared_base.find(config.output) if config.up.share_base else None
+    decoder = Decoder(config.model, engine, norm_noise(config), base)
     if decoder.device.type == "cuda":
         received = decoder.version_bytes if config.weights.channel == "device" else 0
         check_cache_fits(engine, decoder.token_bytes, decoder.free_bytes() - received)

@@ -16,6 +16,7 @@ from actors.models.determinism import make_deterministic
 from actors.models.file_names import file_names
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
+from actors.models.shared_base import Manifest, use
 from actors.models.vision.features import FeatureCache
 from actors.models.vision.images import ImageReader
 from actors.models.vision.parts import vision_part
@@ -28,17 +29,27 @@ from schemas.config.model import ModelConfig
 class Decoder:
     """Causal LM for next-token logits of sequences kept in slots. For use from a single thread."""
 
-    def __init__(self, config: ModelConfig, limits: EmbeddedEngineConfig, noise: NormNoise | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        limits: EmbeddedEngineConfig,
+        noise: NormNoise | None = None,
+        shared_base: Manifest | None = None,
+    ) -> None:
         dtype = loading.TORCH_DTYPES[config.dtype]
         self.device = loading.device_of(config)
         if limits.deterministic:
             make_deterministic(self.device)
+        self.shared_base = shared_base
+        """Description of the trainer's base, whose memory this model uses; None: all weights are its own."""
         self.model: nn.Module = loading.load_model(config, dtype, attention=cache.NAME)
+        if shared_base is not None:
+            use(self.model, shared_base)
         if config.lora is not None:
             self.model = loading.add_lora(self.model, config)
         # without dropout, which would sample from another distribution than the policy's
         self.model.eval()
-        if limits.deterministic:
+        if limits.deterministic and shared_base is None:
             # moved from the mapped file into aligned memory of torch: in the file the addresses depend on the length of
             # the file's header, and a matrix that is not aligned to 16 bytes is multiplied with a single row in another
             # order, which changes the last bits of the result

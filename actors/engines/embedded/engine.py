@@ -179,6 +179,8 @@ class EmbeddedEngine(Tokenizing):
         Raises:
             EngineStoppedError: the engine has failed.
         """
+        if gone := self._base_ended():
+            raise EngineStoppedError(gone)
         with self._changed:
             if self._failure is not None:
                 self._ensure_alive()
@@ -191,6 +193,10 @@ class EmbeddedEngine(Tokenizing):
             self._stopping = True
             self._changed.notify()
         self._thread.join(10.0)
+
+    def _base_ended(self) -> str:
+        """Return the reason why the model's base may be gone; empty if it is there, or is the model's own."""
+        return self._decoder.shared_base.ended() if self._decoder.shared_base is not None else ""
 
     def _ensure_alive(self) -> None:
         if self._failure is not None:
@@ -253,6 +259,9 @@ class EmbeddedEngine(Tokenizing):
                 if count := len(self._running):
                     begun = time.monotonic()
                     self._draw(0, self._decoder.decode(*self._running.last_tokens(), self._running.shifts()))
+                    # a trainer that lives now has lived while this was computed
+                    if gone := self._base_ended():
+                        raise EngineStoppedError(gone)
                     self._answer(0)
                     self._rounds.add(begun, time.monotonic(), completions=count)
                 self._busy_seconds += time.monotonic() - started

@@ -1,7 +1,8 @@
 """vLLM as an engine: a server behind the actor's HTTP, started and owned by this engine or found at a URL.
 
 process   owned server: command line and environment (`external.owned` starts and stops it)
-inside    our modules in an owned server: a guard of the endpoints for changes of weights, and a setter of norms
+inside    our modules in an owned server: a guard of the endpoints for changes of weights, a setter of norms, and a
+          loader of a base that the trainer holds in memory
 norms     norms of a version with noise
 compat    supported version of vLLM
 client    HTTP client of the server
@@ -26,6 +27,7 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
     from actors.algorithms.noise import norm_noise  # imports torch
     from actors.engines.vllm.engine import VllmEngine
     from actors.engines.vllm.shared_gpu import beside_receiver, beside_trainer
+    from actors.models import shared_base
 
     take(config)  # the server's log is written there
     log, scratch = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not engine.attached)
@@ -33,6 +35,7 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
     if not engine.attached:
         memory = beside_trainer(config, engine) if shares_gpu() else beside_receiver(config, engine)
     noise = norm_noise(config)
+    base = shared_base.find(config.output, engine.startup_timeout) if config.up.share_base else None
     return VllmEngine(
         config.model,
         engine,
@@ -43,4 +46,5 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
         noise,
         memory,
         takes_turns=config.up.colocate == "turns",
+        base=base,
     )

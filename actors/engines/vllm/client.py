@@ -97,6 +97,11 @@ class VllmClient:
         body = {"method": "take_weights", "kwargs": {"handle": handle, "tensors": tensors}}
         await self._http.call("POST", "/collective_rpc", body)
 
+    async def mapped_bytes(self) -> int:
+        """Return the bytes of weights that are the trainer's memory (`up.share_base`), of the first worker."""
+        found: Json = await self._http.call("POST", "/collective_rpc", {"method": "mapped_bytes"})
+        return int(found["results"][0])
+
     async def pack_experts(self) -> None:
         """Finish a reload of weights of experts on a CPU, through our extension of the server's workers."""
         await self._http.call("POST", "/collective_rpc", {"method": "pack_experts"})

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     import torch
 
     from actors.algorithms.noise import NormNoise
+    from actors.models.shared_base import Manifest
 
 log = structlog.get_logger("engine")
 
@@ -82,6 +83,7 @@ class VllmEngine(ServedEngine):
         noise: noise on the norms of the served weights; with `lora` only for an owned server.
         memory: limits of an owned server on a GPU that the trainer uses too; None: the whole GPU is the server's.
         takes_turns: True if an owned server gives the memory of its cache back while the trainer works.
+        base: description of the trainer's base, which an owned server maps; None: the server loads the model's files.
 
     Raises:
         ConfigError: the server can't be used; with the reason.
@@ -101,7 +103,9 @@ class VllmEngine(ServedEngine):
         noise: "NormNoise | None" = None,
         memory: ServerMemory | None = None,
         takes_turns: bool = False,
+        base: "Manifest | None" = None,
     ) -> None:
+        self._base = base
         super().__init__("vLLM", model, update_mode, config.max_loras, scratch)
         self._model, self._config, self._noise = model, config, noise
         self._sets_norms = self._serves_adapters and noise is not None
@@ -112,7 +116,9 @@ class VllmEngine(ServedEngine):
             python = config.python or sys.executable
             found = installed(python)
             check_version(found.version, python)
-            self._server = OwnServer(model, config, found.on_cpu, log_path, memory, takes_turns)
+            self._server = OwnServer(
+                model, config, found.on_cpu, log_path, memory, takes_turns, base.path if base else None
+            )
             log.info("vLLM starts", url=self._server.url, log=str(log_path))
         url = self._server.url if self._server else server_of(config.urls, server_index)
         self._start(lambda: self._connect(url), config.startup_timeout)
@@ -127,7 +133,13 @@ class VllmEngine(ServedEngine):
         """
         if not self._relay.failure and self._server is not None and (ended := self._server.ended()):
             self._fail(ended)
+        if not self._relay.failure and (gone := self._base_ended()):
+            self._fail(gone)
         return super().status()
+
+    def _base_ended(self) -> str:
+        """Return the reason why the server's base may be gone; empty if it is there, or is the server's own."""
+        return self._base.ended() if self._base is not None else ""
 
     def rest(self, timeout: float) -> None:
         """Pause the server between two tokens, and have it give the memory of its cache back.
@@ -217,6 +229,8 @@ class VllmEngine(ServedEngine):
         self._longest = int(settings["model_config"]["max_model_len"])
         self._on_cpu = settings["device_config"]["device"] == "cpu"
         await self._take_over(url, self._config.startup_timeout)
+        if self._base is not None:
+            log.info("vLLM maps the trainer's base", bytes=await self._client.mapped_bytes())
         self._relay.start_background(self._watch())
 
     async def _settings(self) -> dict[str, Any]:
@@ -295,6 +309,9 @@ class VllmEngine(ServedEngine):
             try:
                 with self._call(version) as request_id:
                     answer = await self._client.generate(body | {"request_id": request_id})
+                # a trainer that lives now has lived while this was computed
+                if gone := self._base_ended():
+                    raise EngineStoppedError(gone)
                 if asked.images:
                     check_prompt(asked, answer.get("prompt_token_ids"), self._name)
                 return answers.completions_of(answer, asked, self._eos, self._labels, adapter)

@@ -1,5 +1,6 @@
 """Owned vLLM server: command line and environment."""
 
+import json
 import os
 import secrets
 import sys
@@ -18,6 +19,8 @@ from schemas.errors import ConfigError
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks for which vLLM has kernels."""
+LOAD_FORMAT = "grpo_base"
+"""Name in vLLM of the loader in `inside.grpo_actors_base`, a module that imports vLLM."""
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 """Option for computing each prompt in a single step."""
 
@@ -33,14 +36,15 @@ class OwnServer(OwnedServer):
         log: Path,
         memory: ServerMemory | None = None,
         takes_turns: bool = False,
+        base: Path | None = None,
     ) -> None:
         # loopback is open to every user of the machine, so the endpoints that change weights require a key
         self.owner_key = secrets.token_hex(16)
         super().__init__(
             "vLLM",
             log,
-            lambda port: command(model, config, on_cpu, port, memory, takes_turns),
-            environment(model, config, self.owner_key),
+            lambda port: command(model, config, on_cpu, port, memory, takes_turns, base),
+            environment(model, config, self.owner_key, shares_base=base is not None),
         )
 
 
@@ -51,8 +55,9 @@ def command(
     port: int,
     memory: ServerMemory | None = None,
     takes_turns: bool = False,
+    base: Path | None = None,
 ) -> list[str]:
-    """Return the server's command line.
+    """Return the server's command line; `base` is the manifest of a base that the server maps.
 
     On CPUs each prompt is computed in a single step. A seeded prompt in several steps makes vLLM 0.32 rewind the
     request's random numbers. CPU generators can't be rewound, so the server stops.
@@ -75,6 +80,8 @@ def command(
         "--max-logprobs": MOST_TOP_LOGPROBS + 1,
         "--middleware": owner_key_module.MIDDLEWARE,
         "--worker-extension-cls": worker.EXTENSION,
+        "--load-format": LOAD_FORMAT if base else None,
+        "--model-loader-extra-config": json.dumps({"manifest": str(base)}) if base else None,
     }
     if model.lora is not None:
         options["--max-lora-rank"] = lora_rank(config.max_lora_rank or model.lora.rank)
@@ -99,7 +106,9 @@ def command(
     return [*python, *given, *(name for name, on in flags.items() if on), *config.extra_args]
 
 
-def environment(model: ModelConfig, config: VllmEngineConfig, owner_key: str) -> dict[str, str]:
+def environment(
+    model: ModelConfig, config: VllmEngineConfig, owner_key: str, *, shares_base: bool = False
+) -> dict[str, str]:
     """Return the server's environment: this process's own, the endpoints for weights, the middleware, and the keys.
 
     Keys stay off the command line, which every user of the machine can read. PYTHONSAFEPATH keeps modules of the folder
@@ -113,6 +122,8 @@ def environment(model: ModelConfig, config: VllmEngineConfig, owner_key: str) ->
         "PYTHONSAFEPATH": "1",
         owner_key_module.KEY_VARIABLE: owner_key,
     }
+    if shares_base:
+        added[worker.SHARES_BASE] = "1"
     if model.lora is not None:
         added["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if key := api_key(config):

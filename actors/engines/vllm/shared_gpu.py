@@ -109,7 +109,9 @@ def beside_trainer(config: RunConfig, engine: VllmEngineConfig) -> ServerMemory 
             gpu_memory_utilization=engine.gpu_memory_utilization,
         )
         return None
-    memory, served = estimate(config), parameter_bytes(config.model)
+    memory = estimate(config)
+    # a base that the trainer holds is in the trainer's part
+    served = 0 if config.up.share_base else parameter_bytes(config.model)
     resting = memory.resting_trainer if config.up.colocate == "turns" else None
     receiving = receiver_bytes(memory.engine_received, len(gpus))
     return server_memory(gpus, memory.trainer, served, engine.gpu_memory_utilization, resting, receiving)

@@ -585,7 +585,13 @@ def _convert_machines(job: Import) -> None:
     elif kind == "nccl":
         job.rename("train.weight_broadcast_type", "weights.channel", "rendezvous", "through host memory")
     elif kind == "colocate":
-        job.refuse("train.weight_broadcast_type", "trainer and engine share no weights", "filesystem is used")
+        key = "train.weight_broadcast_type"
+        is_quantised = job.value("train.qlora_bnb") or job.run.get("model.quantization.type")
+        if ranks == 1 and job.value("train.lora") and not is_quantised:
+            job.convert(key, {"up.share_base": True}, "colocate: one copy of the base for trainer and vLLM")
+        else:
+            words = "a base is shared under adapters without quantisation on one GPU"
+            job.refuse(key, words, "each has its own; filesystem is used")
     else:
         raise ConfigError(f"train.weight_broadcast_type: {kind!r} is none of filesystem, nccl, colocate")
     job.run.set("up.colocate", True, "trainer and vLLM may share GPUs, as in surogate grpo")

@@ -89,6 +89,21 @@ CASES = {
         },
         {"train.qlora_bnb": "converted", "train.zero_level": "converted", "train.weight_broadcast_type": "renamed"},
     ),
+    # one copy of the base, where trainer and vLLM share a GPU
+    "colocated": Case(
+        "model: m\nlora: true\ngpus: 1\nweight_broadcast_type: colocate\n",
+        "batch_size: 32\nrollouts_per_example: 4\nmax_steps: 10\nsampling: {max_tokens: 100}\n" + ENV,
+        "",
+        {"up.share_base": True, "up.colocate": True, "model.quantization": None},
+        {"train.weight_broadcast_type": "converted"},
+    ),
+    "colocated on two": Case(
+        "model: m\nlora: true\ngpus: 2\nweight_broadcast_type: colocate\n",
+        "batch_size: 32\nrollouts_per_example: 4\nmax_steps: 10\nsampling: {max_tokens: 100}\n" + ENV,
+        "",
+        {"up.share_base": False, "up.colocate": True},
+        {"train.weight_broadcast_type": "refused"},
+    ),
     # all weights, shared out; schedule wsd and a schedule of temperatures; 1024 tokens leave no room for a prompt
     "full": Case(
         "model: m\nlora: false\ngpus: 4\nshard_weights: true\nshard_gradients: true\noptimizer: adamw\n"

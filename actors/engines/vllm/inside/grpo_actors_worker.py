@@ -4,11 +4,18 @@
 nothing of ours but modules of such folders, as the code runs in vLLM's environment.
 """
 
+import os
 from importlib import import_module
 from typing import Any
 
 EXTENSION = "grpo_actors_worker.Extension"
 """Value for `vllm serve --worker-extension-cls`."""
+SHARES_BASE = "GRPO_ACTORS_SHARES_BASE"
+"""Environment variable of servers whose base is the trainer's."""
+
+if os.environ.get(SHARES_BASE) and __name__ == "grpo_actors_worker":
+    # a worker imports its extension before it loads the model: time to make the loader known
+    import_module("grpo_actors_base")
 
 
 class Extension:
@@ -34,6 +41,10 @@ class Extension:
 
             # before the actor hears that the block was read, and receives the next version into it
             torch.cuda.synchronize()
+
+    def mapped_bytes(self: Any) -> int:
+        """Return the bytes of weights that are the trainer's memory."""
+        return int(getattr(self.get_model(), "grpo_actors_mapped", 0))
 
     def pack_experts(self: Any) -> None:
         """Lay weights of experts out as their kernel for CPUs reads them; call once behind each reload.

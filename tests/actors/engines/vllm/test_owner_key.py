@@ -68,7 +68,13 @@ def test_an_owned_server_has_the_door_whatever_environment_it_runs_in(monkeypatc
     given = environment(model(), engine(), "secret")
     *folders, rest = given["PYTHONPATH"].split(":")
     found = {file.stem for folder in folders for file in Path(folder).glob("*.py")}
-    assert found == {"__init__", MIDDLEWARE.partition(".")[0], EXTENSION.partition(".")[0], "grpo_actors_handles"}
+    assert found == {
+        "__init__",
+        MIDDLEWARE.partition(".")[0],
+        EXTENSION.partition(".")[0],
+        "grpo_actors_handles",
+        "grpo_actors_base",
+    }
     assert rest == "/mine"
     assert given[KEY_VARIABLE] == "secret"
     assert "secret" not in words

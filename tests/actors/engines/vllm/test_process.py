@@ -1,5 +1,6 @@
 """How the owned server is started, and that it never outlives its owner."""
 
+import json
 import os
 import signal
 import subprocess
@@ -78,6 +79,17 @@ def test_adapters_follow_from_the_model() -> None:
     assert "--enable-lora" in line
     assert environment(model(LORA), engine(), "k")["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in environment(model(), engine(), "k")
+
+
+def test_a_server_whose_base_is_the_trainers_gets_a_loader_for_it() -> None:
+    """By name and manifest; its module is imported in such servers alone, since it imports vLLM's loaders."""
+    manifest = Path("/run/shared_base.json")
+    line = command(model(LORA), engine(), on_cpu=False, port=8001, base=manifest)
+    assert line[line.index("--load-format") + 1] == "grpo_base"
+    assert json.loads(line[line.index("--model-loader-extra-config") + 1]) == {"manifest": str(manifest)}
+    assert environment(model(LORA), engine(), "k", shares_base=True)["GRPO_ACTORS_SHARES_BASE"] == "1"
+    assert "--load-format" not in command(model(LORA), engine(), on_cpu=False, port=8001)
+    assert "GRPO_ACTORS_SHARES_BASE" not in environment(model(LORA), engine(), "k")
 
 
 @pytest.mark.parametrize(("rank", "taken"), [(1, 1), (2, 8), (8, 8), (300, 320), (512, 512)])

@@ -19,6 +19,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from actors.algorithms.noise import NormNoise, is_noisy_norm
 from actors.engines.embedded.engine import EmbeddedEngine
@@ -27,6 +28,8 @@ from actors.engines.protocol import Completion, EngineStoppedError, RequestError
 from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.engine import VllmEngine
 from actors.engines.vllm.shared_gpu import ServerMemory
+from actors.models import shared_base
+from actors.models.shared_base import Manifest
 from actors.trajectories.forms import WRITABLE, Demand, demand_of, form_of
 from actors.trajectories.parsing import Syntax
 from bus.weights import Weights
@@ -82,6 +85,7 @@ def start(
     memory: ServerMemory | None = None,
     startup: float = STARTUP,
     dtype: Any = None,
+    base: Manifest | None = None,
     **keys: Any,
 ) -> VllmEngine:
     """An engine with a server of its own, whose steps take some time; it can set norms, as one with noise can."""
@@ -102,7 +106,7 @@ def start(
     # vLLM takes this size before that of the command line
     cache = {} if memory else {"VLLM_CPU_KVCACHE_SPACE": "1"}
     with mock.patch.dict(os.environ, {"PYTHONPATH": inside, **cache}):
-        return VllmEngine(settings, config, mode, log, scratch, memory=memory)
+        return VllmEngine(settings, config, mode, log, scratch, memory=memory, base=base)
 
 
 @pytest.fixture(scope="module")
@@ -437,6 +441,46 @@ def test_all_weights_are_reloaded_from_a_file(full: VllmEngine, servable_model: 
             assert gap(reference, completion, prompt) < TIGHT
             assert completion.segments == [(0, 1, version)]
         assert pause < 5.0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_server_maps_the_base_of_the_trainer(servable_model: ServableModel, tmp_path: Path, tied: bool) -> None:
+    """Its matrices are memory of this process: a change here is seen there. Adapters and noise leave it alone."""
+    path = servable_model(0, tied=tied)
+    owner = models.plain(path)
+    block = shared_base.share(owner, torch.device("cpu"), tmp_path)
+    before = torch.cat(list(block))
+    manifest = shared_base.find(tmp_path, 1.0)
+    engine = start(path, tmp_path, lora=True, dtype="float32", base=manifest)
+    try:
+        # with rows of zeros behind the vocabulary
+        matrices = sum(p.nbytes for p in owner.parameters() if p.ndim > 1)
+        assert matrices <= call(engine, lambda client: client.mapped_bytes(), as_owner=True) <= sum(map(len, block))
+        [[completion]] = sample(engine, ask(PROMPT, max_tokens=20, seed=4))
+        assert gap(owner, completion) < TIGHT
+        adapter = Adapters(path, tmp_path)
+        engine.load(policy(1), adapter.weights(1), WAIT)
+        [[completion]] = sample(engine, ask(PROMPT, max_tokens=20, seed=4))
+        assert completion.segments == [(0, 1, 1)]
+        import peft
+
+        adapted = peft.PeftModel.from_pretrained(models.plain(path), adapter.weights(1).directory)
+        assert gap(adapted, completion) < TIGHT
+        norms = {name: p.detach() * 1.5 for name, p in owner.named_parameters() if "norm" in name}
+        save_file(norms, tmp_path / "norms.safetensors")
+        call(engine, lambda client: client.set_norms(tmp_path / "norms.safetensors"), as_owner=True)
+        assert torch.equal(torch.cat(list(block)), before)
+        with torch.no_grad():
+            for name, weight in adapted.named_parameters():
+                weight.mul_(1.5 if "norm" in name else 1.0)
+            for model in (owner, adapted):
+                model.get_input_embeddings().weight.mul_(-1.0)
+        [[completion]] = sample(engine, ask(PROMPT, max_tokens=20, seed=5))
+        assert gap(adapted, completion) < TIGHT
+        with pytest.raises(RefusedError, match="Model reloading with `grpo_base` format"):
+            call(engine, lambda client: client.reload(path), as_owner=True)
+    finally:
+        engine.close()
 
 
 def test_experts_are_overwritten_by_files_and_from_memory(servable_model: ServableModel, tmp_path: Path) -> None:
