@@ -120,6 +120,30 @@ def test_a_vllm_that_is_killed_costs_time_and_nothing_else(
     )
 
 
+def test_a_trainer_that_is_killed_takes_the_shared_base_along_and_costs_time_alone(
+    servable_model: ServableModel, tmp_path: Path, say: Say
+) -> None:
+    """kill -9 of the trainer whose memory vLLM has mapped (`up.share_base`): a new server maps the next trainer's."""
+    config = faulty_config(
+        tmp_path,
+        servable_model(0),
+        model={"path": str(servable_model(0)), "dtype": "float32", "device": "cpu", "lora": {"rank": 8}},
+        weights={"channel": "filesystem"},
+        trainer={"max_steps": 20, "checkpoint": {"interval": 5}},
+        up={"share_base": True},
+    )
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 6, "step 6", STARTUP)
+        first = children(up.pid)["inference-0"]
+        os.kill(children(up.pid)["trainer-0"], signal.SIGKILL)
+        lost = seconds_lost(config, "the death of the trainer", STARTUP)
+        assert children(up.pid)["inference-0"] != first
+        assert up.wait(STARTUP) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+    say(f"kill -9 of the trainer with the shared base: {lost:.1f} s between two steps")
+
+
 @pytest.fixture
 def two_engines(servable_model: ServableModel, tmp_path: Path, faults: Any) -> Iterator[tuple[RunConfig, Processes]]:
     """A run that has begun, with vLLM as inference-0 and the embedded engine as inference-1."""
