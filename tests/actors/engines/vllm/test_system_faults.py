@@ -41,11 +41,11 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
-def faulty_config(folder: Path, model: Path, **sections: Any) -> RunConfig:
-    """A tiny real model, all weights by broadcast in buckets that hold a tensor each."""
+def faulty_config(folder: Path, model: Path, lora: bool = False, **sections: Any) -> RunConfig:
+    """A tiny real model, all weights, or an adapter, by broadcast in buckets that hold a tensor each."""
     weights = {"channel": "rendezvous", "bucket_bytes": 64, "timeout": 60.0, "directory": str(folder / "weights")}
     parts: dict[str, Any] = {
-        "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu"} | ({"lora": {"rank": 8}} if lora else {}),
         "inference": {"engine": VLLM},
         "weights": weights,
         "trainer": {"max_steps": 40, "checkpoint": {"interval": 20}},
@@ -127,8 +127,7 @@ def test_a_trainer_that_is_killed_takes_the_shared_base_along_and_costs_time_alo
     config = faulty_config(
         tmp_path,
         servable_model(0),
-        model={"path": str(servable_model(0)), "dtype": "float32", "device": "cpu", "lora": {"rank": 8}},
-        weights={"channel": "filesystem"},
+        lora=True,
         trainer={"max_steps": 20, "checkpoint": {"interval": 5}},
         up={"share_base": True},
     )
