@@ -8,7 +8,8 @@ reason. Receiving copies no large array: these are read-only views of the frames
                  names the arrays with dtype and axes, `sizes` gives axis lengths, `small` joins arrays up to 4 KiB
     frames 1..n  raw bytes of a larger array each
     then         UTF-8 of the kind's texts (`texts`), if any; the header has their lengths in bytes
-    then         the images of the kind (`blobs`), if any, joined in frames; the header has their sizes
+    then         of each field of bytes of the kind (`blobs`), if any, its items joined in frames; the header has their
+                 sizes
 """
 
 import itertools
@@ -67,12 +68,13 @@ def encode(message: Message, *, in_parts: bool = False) -> list[bytes | memoryvi
     if message.texts:
         frames.append(_take_texts_out(header, message.texts))
     names = [*large, "texts"]
-    if blobs := header.get(message.blobs):
-        header[message.blobs] = [len(blob) for blob in blobs]
-        # a frame of one blob is this very blob, since joining a single object of bytes copies nothing
-        joined_blobs = [b"".join(blobs[start:end]) for start, end in _blob_frames(header[message.blobs])]
-        frames += joined_blobs
-        names += [message.blobs] * len(joined_blobs)
+    for field in message.blobs:
+        if blobs := header.get(field):
+            header[field] = [len(blob) for blob in blobs]
+            # a frame of one blob is this very blob, since joining a single object of bytes copies nothing
+            joined_blobs = [b"".join(blobs[start:end]) for start, end in _blob_frames(header[field])]
+            frames += joined_blobs
+            names += [field] * len(joined_blobs)
     # before packing: msgpack would build megabytes for a list that no receiver takes
     for name, value in header.items():
         most = limits.LIST_ITEMS if isinstance(value, list) else limits.MAP_ITEMS
@@ -120,8 +122,9 @@ def decode(
     layout, description = message_type.layout, header.pop(ARRAYS_KEY, None)
     # ledgers of older builds have groups without joined arrays, and with or without a frame of texts
     is_old = isinstance(description, list) and len(description) == 2
-    if message_type.blobs in header:
-        frames = _put_blobs_back(message_type, header, frames)
+    for field in reversed(message_type.blobs):  # those of the last field are behind all others
+        if field in header:
+            frames = _put_blobs_back(field, header, frames)
     end = len(frames)
     if message_type.texts and not (is_old and len(frames) == 1 + len(layout.specs)):
         end = max(1, end - 1)  # the header is no frame of texts
@@ -291,15 +294,15 @@ def _blob_frames(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return [*found, (start, len(sizes))]
 
 
-def _put_blobs_back(message_type: type[Message], header: dict[str, Any], frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Replace the sizes of blobs in the header by their bytes in the last frames; return the frames before these."""
-    sizes = header[message_type.blobs]
+def _put_blobs_back(field: str, header: dict[str, Any], frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Replace the sizes of a field's blobs by their bytes in the last frames; return the frames before these."""
+    sizes = header[field]
     if not isinstance(sizes, list) or not sizes or any(type(size) is not int or size < 0 for size in sizes):
-        raise DecodeError("bad_array", f"{message_type.blobs}: {reprlib.repr(sizes)} are no sizes")
+        raise DecodeError("bad_array", f"{field}: {reprlib.repr(sizes)} are no sizes")
     shares = _blob_frames(sizes)
     held = [len(frame) for frame in frames[1:][-len(shares) :]]
     if held != [sum(sizes[start:end]) for start, end in shares]:
-        raise DecodeError("bad_array", f"{message_type.blobs}: {sum(sizes)} bytes by the header, frames have {held}")
+        raise DecodeError("bad_array", f"{field}: {sum(sizes)} bytes by the header, frames have {held}")
     blobs = list[bytes]()
     for (start, end), frame in zip(shares, frames[-len(shares) :], strict=True):
         view, place = memoryview(frame), 0  # type: ignore[arg-type]
@@ -307,7 +310,7 @@ def _put_blobs_back(message_type: type[Message], header: dict[str, Any], frames:
             # copied, since pydantic takes bytes alone
             blobs.append(bytes(view[place : place + size]))
             place += size
-    header[message_type.blobs] = blobs
+    header[field] = blobs
     return frames[: -len(shares)]
 
 

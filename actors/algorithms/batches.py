@@ -16,6 +16,7 @@ from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.advantages.shaping import environment_weights
 from actors.algorithms.packing import pack
 from actors.algorithms.prefixes import nested
+from schemas import routed
 from schemas.config import RunConfig
 from schemas.messages import SEGMENT_VERSION, ImagePlace, ScoredGroup, StepBatch
 
@@ -175,6 +176,7 @@ class _TokenArena:
         self._token_ids = _joined([*(g.prompt_ids for g in groups), *(g.token_ids for g in groups)], np.int32)
         self._images, self._image_places = _images_in_pool(groups)
         self._content = _content(self._token_ids, self._image_places)
+        self._experts = _experts_in_pool(groups)
         self._per_token = {
             "loss_mask": self._behind_prompts(0, left),
             "logprobs": self._behind_prompts(0.0, *(group.logprobs for group in groups)),
@@ -292,6 +294,7 @@ class _TokenArena:
             "ref_kl_weights": self.ref_kl[samples],
             "token_ids": part(self._token_ids),
             **self._images_of(starts, lengths, shared),
+            **self._experts_of(starts, lengths, shared),
         } | {name: part(values) for name, values in self._per_token.items()}
 
     def _images_of(self, starts: Ints, lengths: Ints, shared: Ints) -> dict[str, Any]:
@@ -314,6 +317,16 @@ class _TokenArena:
             sample += sum(sizes)
         return {"images": [self._images[number] for number in numbers], "image_places": found}
 
+    def _experts_of(self, starts: Ints, lengths: Ints, shared: Ints) -> dict[str, Any]:
+        """Return the experts of samples outside of shared tokens, for arguments of `_images_of`; empty: unknown."""
+        if self._experts is None:
+            return {}
+        in_prompt = np.minimum(shared, lengths[:, 0])
+        left = np.stack([in_prompt, shared - in_prompt], axis=1)
+        part = spans_of((starts + left).ravel(), (lengths - left).ravel())
+        pieces, layout = routed.packed(part(self._experts))
+        return {"routed_experts": pieces, "expert_layout": layout}
+
     def _places_in(self, start: int, end: int) -> Iterator[ImagePlace]:
         """Yield the places of images that start in a part of the pool."""
         for number in range(bisect_left(self._image_places, start, key=_start), len(self._image_places)):
@@ -335,6 +348,23 @@ def _images_in_pool(groups: Sequence[ScoredGroup]) -> tuple[list[bytes], list[Im
             (prompts if is_prompt else behind).append(moved)
         prompt, sample = prompt + group.prompt_ids.size, sample + group.token_ids.size
     return [*images], prompts + behind
+
+
+def _experts_in_pool(groups: Sequence[ScoredGroup]) -> routed.Experts | None:
+    """Return the experts of a step's prompts, and then of its samples; None if no group tells any."""
+    found = [group.experts for group in groups]
+    like = next((experts for experts in found if experts is not None), None)
+    if like is None:
+        return None
+    prompts, behind = list[routed.Experts](), list[routed.Experts]()
+    for group, experts in zip(groups, found, strict=True):
+        num_prompt_tokens, num_tokens = group.prompt_ids.size, group.prompt_ids.size + group.token_ids.size
+        # sampled before the run asked for experts, or by an engine with another number of layers: nothing is known
+        if experts is None or experts.shape[1:] != like.shape[1:]:
+            experts = routed.unknown(num_tokens, like)
+        prompts.append(experts[:num_prompt_tokens])
+        behind.append(experts[num_prompt_tokens:])
+    return np.concatenate([*prompts, *behind])
 
 
 def _content(token_ids: NDArray[np.int32], places: Sequence[ImagePlace]) -> NDArray[np.int32]:
@@ -396,7 +426,7 @@ def spans_of(starts: Ints, lengths: Ints) -> Callable[[NDArray[Any]], NDArray[An
     bounds = _offsets(lengths)
     if bounds[-1] >= LONG_SPAN * len(lengths):  # copies are faster than an index of eight bytes per token
         spans = [slice(start, start + length) for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
-        return lambda values: _joined((values[span] for span in spans), values.dtype.type)
+        return lambda values: np.concatenate([values[:0], *(values[span] for span in spans)])
     places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
     return lambda values: values[places]
 

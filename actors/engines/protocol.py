@@ -10,6 +10,7 @@ from actors.trajectories.parsing import Parsed
 from bus.weights import Weights
 from schemas.config.sampling import SamplingParams
 from schemas.messages import EngineState, PolicyVersion, Prompt
+from schemas.routed import Experts
 
 Segment = tuple[int, int, int]
 """(first token, lineage, version): policy of the tokens from `first token` (from 0) to the next segment."""
@@ -56,6 +57,9 @@ class Completion:
     """Stop string or stop token at the end of the completion; None for the end of sequence."""
     top_logprobs: list[Alternatives] = field(default_factory=list, kw_only=True)
     """Alternatives of each token; empty unless the request asks for alternatives."""
+    routed_experts: Experts | None = field(default=None, kw_only=True, compare=False)
+    """Experts of the prompt's tokens and of the completion's without the last (tokens, layers, experts per token), from
+    engines that tell them; None in a piece."""
 
 
 @dataclass(frozen=True)

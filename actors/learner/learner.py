@@ -52,7 +52,7 @@ from actors.learner.snapshots import (
 )
 from actors.learner.supervised import SupervisedExamples
 from actors.learner.token_details import TokenDetailsWriter
-from actors.models import attention, loading, shared_base, token_logprobs
+from actors.models import attention, loading, router_replay, shared_base, token_logprobs
 from actors.models.determinism import is_inexact, make_deterministic
 from actors.models.heads import check_divides
 from actors.process.fault_points import point
@@ -163,6 +163,8 @@ class TorchLearner:
             model = loading.add_lora(model, config)  # after the switch: model.lora.dropout stays on
             if self._config.inference.engine.has_server:
                 _check_served(loading.adapter_tensors(model))
+        if self._config.trainer.router_replay:
+            router_replay.install(model)
         if config.gradient_checkpointing:
             loading.checkpoint_gradients(model, config)
         if config.compile:

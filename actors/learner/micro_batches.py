@@ -94,7 +94,16 @@ def micro_batch(
     shared = batch.sample_shared[first:last].tolist()
     seen = images.of(batch, first, last) if images is not None else []
     return MicroBatch(
-        row=pack_row(batch.token_ids[start:end], offsets, prompts, shared, device, has_many_copies, seen),
+        row=pack_row(
+            batch.token_ids[start:end],
+            offsets,
+            prompts,
+            shared,
+            device,
+            has_many_copies,
+            seen,
+            batch.experts_of(first, last),
+        ),
         token_ids_T=of_completions("token_ids").long(),
         temperatures_T=of_completions("temperatures") if is_tempered else None,
         inference_logprobs_T=of_completions("logprobs"),

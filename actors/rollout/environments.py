@@ -270,6 +270,7 @@ class EnvironmentPlayer:
                 [one for one in completion.segments if one[0] < len(completion.token_ids)],
                 completion.finish_reason,
                 ticket.sampling.temperature,
+                completion.routed_experts,
             )
 
         chat, joins = self._chats[config.label], not (isinstance(config, AgentConfig) and config.samples == "calls")

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.held import AttemptError
 from actors.rollout.trajectory_group import build_trajectory_group, head_of
+from schemas import routed
 from schemas.config import RunConfig
 from schemas.messages import ImagePlace, Purpose, RolloutGroup, Ticket, single_turn
 
@@ -119,6 +120,17 @@ def longest_sample(config: RunConfig) -> tuple[str, int]:
     return min(limits.items(), key=lambda item: item[1])
 
 
+def _experts(num_prompt_tokens: int, completions: Sequence[SampledCompletion]) -> dict[str, Any]:
+    """Return the fields on experts: of the prompt, as the first completion's engine chose, and of each completion."""
+    found = [c.routed_experts for c in completions if c.routed_experts is not None]
+    if len(found) < len(completions):
+        return {}
+    # the last token of a completion has not been computed
+    parts = [part for experts in found for part in (experts[num_prompt_tokens:], routed.unknown(1, experts))]
+    pieces, layout = routed.packed(np.concatenate([found[0][:num_prompt_tokens], *parts]))
+    return {"routed_experts": pieces, "expert_layout": layout}
+
+
 def build_group(
     run: str,
     sender: str,
@@ -160,5 +172,6 @@ def build_group(
         loss_mask=np.ones(tokens.size, np.uint8),
         logprobs=np.concatenate([np.asarray(c.logprobs, np.float32) for c in completions]),
         segment_temperatures=np.full(len(segments), ticket.sampling.temperature, np.float32),
+        **(_experts(len(prompt_ids), completions) if ticket.purpose == "train" else {}),
         **single_turn(np.asarray(prompt_ids, np.int32), offsets, np.array(segments, np.int64).reshape(-1, 3)),
     )

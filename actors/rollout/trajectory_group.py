@@ -12,8 +12,9 @@ from actors.rollout.episode import Trajectory
 from actors.rollout.held import AttemptError
 from actors.trajectories.images import ShownImage
 from actors.trajectories.tree import Sample
-from schemas import limits
+from schemas import limits, routed
 from schemas.messages import TURNS_REWARD, ImagePlace, RolloutGroup, Ticket
+from schemas.routed import Experts
 
 
 def head_of(run: str, sender: str, ticket: Ticket) -> dict[str, Any]:
@@ -49,6 +50,7 @@ def build_trajectory_group(
         **head_of(run, sender, ticket),
         **_tokens(samples),
         **_images(samples, trajectories),
+        **(_experts(samples) if ticket.purpose == "train" else {}),
         prompt=trajectories[0].messages[: trajectories[0].num_prompt],
         columns=dict(columns),
         completions=[_last_answer(one) for one in trajectories],
@@ -125,6 +127,21 @@ def _images(samples: Sequence[tuple[int, Sample]], trajectories: Sequence[Trajec
             ImagePlace(image=numbers[image.digest], start=image.start, length=image.length) for image in shown
         ],
     }
+
+
+def _experts(samples: Sequence[tuple[int, Sample]]) -> dict[str, Any]:
+    """Return the fields on experts: of prompts, each as in its first sample, and of samples; empty if unknown."""
+    found = [sample.experts for _, sample in samples if sample.experts is not None]
+    if len(found) < len(samples) or not found:
+        return {}
+    of_prompt: dict[_PromptKey, Experts] = {}
+    behind: list[Experts] = []
+    for (_, sample), experts in zip(samples, found, strict=True):
+        size = len(sample.prompt_ids)
+        of_prompt.setdefault(_prompt(sample), experts[:size])
+        behind.append(experts[size:])
+    pieces, layout = routed.packed(np.concatenate([*of_prompt.values(), *behind]))
+    return {"routed_experts": pieces, "expert_layout": layout}
 
 
 def _rewards(environment: str, trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ from actors.trajectories.forms import AnswerForm, Demand
 from actors.trajectories.images import MessageImages, ShownImage, TextAlone, parts_of, shows_images
 from actors.trajectories.tree import SampledTurn, TrajectoryTree
 from schemas.messages import StopCondition
+from schemas.routed import Experts
 
 LONGEST_TOKEN = 256
 """Characters of the longest token that any tokenizer may have; blanks are the longest, with 128 or fewer."""
@@ -81,6 +82,8 @@ class TurnAnswer:
     finish_reason: str
     """`stop` or `length`."""
     temperature: float = 1.0
+    routed_experts: Experts | None = None
+    """Experts of all tokens of prompt and turn but the last; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,7 @@ class Recorder:
             answer.segments,
             answer.temperature,
             trains=(self.limits.train_cut_turns or not self.cut_off) and (self.limits.train_forced_turns or not forced),
+            routed_experts=answer.routed_experts,
         )
         number = self.tree.add(prompt.ids, turn, prompt.num_boundary, prompt.images)
         if digests:

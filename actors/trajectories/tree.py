@@ -20,8 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from actors.trajectories.images import ShownImage
+from schemas import routed
 from schemas.messages import NO_POLICY, Origin
+from schemas.routed import Experts
 
 ID_BYTES = array("i").itemsize
 """Bytes of a token id in a hash."""
@@ -39,6 +43,9 @@ class SampledTurn:
     temperature: float = 1.0
     trains: bool = True
     """True if the tokens are part of the loss; a turn that was cut off may be kept out."""
+    routed_experts: Experts | None = None
+    """Experts of all tokens from the root to the end of the turn but the last; None: unknown. In the tree, those from
+    the last token of the parent on."""
 
     def __post_init__(self) -> None:
         """Check that there are tokens, and a logprob and a policy for each.
@@ -71,6 +78,8 @@ class Sample:
     """Start in the N tokens, lineage, version, origin, turn."""
     images: list[ShownImage] = field(default_factory=list)
     """Images in the order of tokens; starts count the prompt, and the N tokens behind it."""
+    experts: Experts | None = None
+    """Experts of the prompt's tokens and of the N tokens behind it; None: unknown."""
 
     @property
     def num_sampled(self) -> int:
@@ -152,6 +161,10 @@ class TrajectoryTree:
         hashed.update(_packed(turn.token_ids))
         length = len(prompt_ids) + len(turn.token_ids)
         own = [image for image in images if image.start >= start]
+        if turn.routed_experts is not None:
+            # an earlier turn has told the rest: all turns of a long conversation would take memory squared
+            told = turn.routed_experts[max(0, start - 1) : length - 1].copy()
+            turn = replace(turn, routed_experts=told if len(told) == length - 1 - max(0, start - 1) else None)
         self._nodes.append(_Node(parent, between, boundary, turn, length, hashed.digest(), own))
         if parent is not None:
             self._nodes[parent].children.append(number)
@@ -268,7 +281,20 @@ class TrajectoryTree:
             sample.segments.extend(
                 (start + s, line, version, Origin.MODEL, number) for s, line, version in turn.segments
             )
-        return sample
+        return replace(sample, experts=self._experts(path))
+
+    def _experts(self, path: Sequence[int]) -> Experts | None:
+        """Return the experts of all tokens on a path, each as told by the first turn that computed it.
+
+        The last token has not been computed, and has none.
+        """
+        found: list[Experts] = []
+        for number in path:
+            told = self._nodes[number].turn.routed_experts
+            if told is None:
+                return None
+            found.append(told)
+        return np.concatenate([*found, routed.unknown(1, found[0])])
 
     @staticmethod
     def _append(sample: Sample, ids: Sequence[int], origin: Origin, turn: int) -> None:

@@ -45,6 +45,11 @@ class EmbeddedEngineConfig(EngineBase):
         return self.max_sequences * self.max_sequence_len
 
     @property
+    def tells_experts(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def maps_base(self) -> bool:
         """True."""
         return True

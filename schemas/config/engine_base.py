@@ -36,6 +36,11 @@ class EngineBase(Section):
     """True if the engine takes adapters with more than two matrices for each adapted matrix (DoRA, whole modules)."""
 
     @property
+    def tells_experts(self) -> bool:
+        """True if the engine can tell which experts its routers chose (`trainer.router_replay`)."""
+        return False
+
+    @property
     def maps_base(self) -> bool:
         """True if an engine that an inference actor starts can use the trainer's memory for the frozen base."""
         return False

@@ -104,6 +104,18 @@ def _base_can_be_shared(config: "RunConfig") -> Iterator[str]:
         yield "up.share_base: not with up.colocate: turns, in which weights leave the device"
 
 
+def _experts_are_told(config: "RunConfig") -> Iterator[str]:
+    if not config.trainer.router_replay:
+        return
+    if not config.inference.engine.tells_experts:
+        yield (
+            "trainer.router_replay: needs engine vllm with enable_prefix_caching, without servers of others (urls), or "
+            "embedded: other engines do not tell which experts they chose"
+        )
+    if config.model.compile:
+        yield "trainer.router_replay: not with model.compile; set model.compile: false"
+
+
 def _secrets_are_elsewhere(config: "RunConfig") -> Iterator[str]:
     for path in found_in(config.model_dump()):
         yield (
@@ -527,6 +539,7 @@ RULES = (
     _weights_can_be_divided,
     _engines_take_turns,
     _base_can_be_shared,
+    _experts_are_told,
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,
     _samples_fit,

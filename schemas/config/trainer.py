@@ -122,6 +122,11 @@ class TrainerConfig(ObjectiveConfig):
     has the same bits, with `context_parallel` 1. `fsdp`: each rank has a part of every weight, gradient and optimizer
     state, and gathers a layer for its computation (FSDP2); not with optimizer adamw_8bit, `model.quantization` or
     `sft`."""
+    router_replay: Repack[bool] = False
+    """Whether the trainer's routers take the experts that the engine's routers chose for each token (R3). For models
+    with experts, with engine vllm on a GPU, with `enable_prefix_caching`, or embedded. On the bus a token takes two
+    bytes more for each expert in each layer, one byte with up to 128 experts. Not with `model.compile`. A reference or
+    teacher with weights of its own chooses itself."""
     deterministic: Free[bool] = False
     """Steps on a GPU with the same bits each time, so that `actors replay` compares weights: slower, and an operation
     that torch can't compute so is an error. On a CPU steps have the same bits in either case."""

@@ -111,6 +111,11 @@ class VllmEngineConfig(EngineBase):
         return 0 if self.attached else self.tensor_parallel_size * self.data_parallel_size
 
     @property
+    def tells_experts(self) -> bool:
+        """True if the server is started by this run, with its prefix cache, in which vLLM keeps what it tells."""
+        return not self.attached and self.enable_prefix_caching
+
+    @property
     def maps_base(self) -> bool:
         """True if the server is started by this run, and has one worker."""
         return self.num_gpus == 1

@@ -94,8 +94,8 @@ class Message(Frozen):
     """All keys allowed in the header of a message of this kind. Set for each subclass."""
     texts: ClassVar[tuple[str, ...]] = ()
     """Names of fields (a text, or a list of texts) sent as UTF-8 in one frame after the arrays, not in the header."""
-    blobs: ClassVar[str] = ""
-    """Name of a field with a list of bytes, joined in frames behind all others. The header has the size of each."""
+    blobs: ClassVar[tuple[str, ...]] = ()
+    """Names of fields with a list of bytes each, joined in frames behind all others. The header has their sizes."""
     rare: ClassVar[tuple[str, ...]] = ()
     """Names of fields that the header leaves out while they are empty."""
     apart: ClassVar[str] = ""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from schemas import arrays, limits
+from schemas import arrays, limits, routed
 from schemas.messages.base import Frozen, Listed, Message
 from schemas.messages.groups import ImagePlace, check_places_name_images
 
@@ -42,8 +42,8 @@ class StepBatch(Message):
 
     kind: ClassVar[str] = "step_batch"
     version: ClassVar[int] = 3
-    blobs: ClassVar[str] = "images"
-    rare: ClassVar[tuple[str, ...]] = ("images", "image_places")
+    blobs: ClassVar[tuple[str, ...]] = ("images", "routed_experts")
+    rare: ClassVar[tuple[str, ...]] = ("images", "image_places", "routed_experts", "expert_layout")
 
     term: int
     """Term of the packer; ranks drop batches of older terms (protocol rule P2)."""
@@ -89,6 +89,11 @@ class StepBatch(Message):
     image_places: Listed[ImagePlace] = Field(default_factory=list)
     """Places of the images, in the order of tokens. Tokens that a sample shares with the sample before it have no
     places here: their images are those of the sample before."""
+    routed_experts: Listed[bytes] = Field(default_factory=list)
+    """Experts that the engine's routers chose for each token of the samples in turn, in each layer (`schemas.routed`),
+    without tokens that a sample shares with the sample before it. Empty without `trainer.router_replay`."""
+    expert_layout: Listed[int] = Field(default_factory=list)
+    """Bytes per index, layers, and experts per token, if there are `routed_experts`."""
     rewards: arrays.Float64_B
     """Shape (B,). Reward of each sample's completion, NaN: unscorable. Used if a KL enters the reward
     (`group_reward`)."""
@@ -124,11 +129,22 @@ class StepBatch(Message):
         self._check_samples()
         if self.images or self.image_places:
             self._check_images()
+        if self.routed_experts:
+            routed.check(self.routed_experts, self.expert_layout, self.token_ids.size - int(self.sample_shared.sum()))
         arrays.check_offsets("minibatch_offsets", self.minibatch_offsets, self.num_micro_batches)
         if self.drops_D.size and not 0 <= self.drops_D[:, 1].min() <= self.drops_D[:, 1].max() < len(self.drop_reasons):
             raise ValueError(f"drops_D: an index beyond the {len(self.drop_reasons)} drop_reasons")
         if len(self.digests) != self.ordinals.size:
             raise ValueError(f"digests: one per group, so {self.ordinals.size}, got {len(self.digests)}")
+
+    def experts_of(self, first: int, last: int) -> list[routed.Experts]:
+        """Return the experts of samples `first` to `last` (exclusive), without shared tokens; empty if unknown."""
+        if not self.routed_experts:
+            return []
+        ends = np.cumsum(np.diff(self.sample_offsets) - self.sample_shared)
+        start = int(ends[first - 1]) if first else 0
+        found = routed.unpacked(self.routed_experts, self.expert_layout, start, int(ends[last - 1]))
+        return np.split(found, ends[first : last - 1] - start)
 
     def _check_samples(self) -> None:
         """Check prompts, and that each sample has in common with the sample before it what it shares.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from schemas import arrays, limits
+from schemas import arrays, limits, routed
 from schemas.messages.base import Frozen, Listed, Message, Name
 
 Purpose = Literal["train", "eval"]
@@ -110,8 +110,8 @@ class RolloutGroup(Message):
     kind: ClassVar[str] = "rollout_group"
     version: ClassVar[int] = 2
     texts: ClassVar[tuple[str, ...]] = ("prompt", "completions", "transcripts")
-    blobs: ClassVar[str] = "images"
-    rare: ClassVar[tuple[str, ...]] = ("images", "image_places")
+    blobs: ClassVar[tuple[str, ...]] = ("images", "routed_experts")
+    rare: ClassVar[tuple[str, ...]] = ("images", "image_places", "routed_experts", "expert_layout")
 
     sender: Name
     """Name of the rollout actor."""
@@ -131,6 +131,11 @@ class RolloutGroup(Message):
     an image has its digest (BLAKE3, 32 hex digits)."""
     image_places: Listed[ImagePlace] = Field(default_factory=list)
     """Places of the images, in the order of tokens. Completions with a common prompt share its places."""
+    routed_experts: Listed[bytes] = Field(default_factory=list)
+    """Experts that the engine's routers chose for the P prompt tokens, and behind them for the N tokens of samples, in
+    each layer (`schemas.routed`); empty without `trainer.router_replay`."""
+    expert_layout: Listed[int] = Field(default_factory=list)
+    """Bytes per index, layers, and experts per token, if there are `routed_experts`."""
     completions: Listed[str]
     """Texts of the G completions: of each, the model's last answer."""
     transcripts: Listed[str] = []
@@ -205,8 +210,18 @@ class RolloutGroup(Message):
             raise ValueError(f"turn_rewards: there are {num_completions} completions")
         if not self.is_sampled_whole and self.loss_mask[~self.sampled_N].any():
             raise ValueError("loss_mask: a token that no policy has sampled is in the loss")
+        self._check_rare()
+
+    def _check_rare(self) -> None:
+        """Check what few groups have.
+
+        Raises:
+            ValueError: names the field.
+        """
         if self.images or self.image_places:
             self._check_images()
+        if self.routed_experts:
+            routed.check(self.routed_experts, self.expert_layout, len(self.prompt_ids) + len(self.token_ids))
 
     def _check_images(self) -> None:
         """Check that images are few and small enough, and that each has places in a prompt or a sample.
@@ -234,6 +249,11 @@ class RolloutGroup(Message):
             # a packed row leaves out the last token of a sample
             if end == own_end and place.start >= len(self.prompt_ids):
                 raise ValueError(f"image_places: the place at {place.start} is the end of its sample")
+
+    @property
+    def experts(self) -> routed.Experts | None:
+        """Shape (P + N, layers, experts per token). Experts by the engine's routers; None: unknown."""
+        return routed.unpacked(self.routed_experts, self.expert_layout) if self.routed_experts else None
 
     @property
     def num_completions(self) -> int:

@@ -18,7 +18,7 @@ def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, server_inde
     from actors.models import shared_base
 
     base = shared_base.find(config.output) if config.up.share_base else None
-    decoder = Decoder(config.model, engine, norm_noise(config), base)
+    decoder = Decoder(config.model, engine, norm_noise(config), base, config.trainer.router_replay)
     if decoder.device.type == "cuda":
         received = decoder.version_bytes if config.weights.channel == "device" else 0
         check_cache_fits(engine, decoder.token_bytes, decoder.free_bytes() - received)

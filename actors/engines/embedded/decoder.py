@@ -1,6 +1,7 @@
 """Model side of the embedded engine: prefill and decode over slots, and loading of weights."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from actors.models.determinism import make_deterministic
 from actors.models.file_names import file_names
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
+from actors.models.router_replay import Routing, recording
 from actors.models.shared_base import Manifest, use
 from actors.models.vision.features import FeatureCache
 from actors.models.vision.images import ImageReader
@@ -24,6 +26,7 @@ from actors.models.vision.row_images import PlacedImage, RowImages, placing
 from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
+from schemas.routed import Experts
 
 
 class Decoder:
@@ -35,6 +38,7 @@ class Decoder:
         limits: EmbeddedEngineConfig,
         noise: NormNoise | None = None,
         shared_base: Manifest | None = None,
+        tells_experts: bool = False,
     ) -> None:
         dtype = loading.TORCH_DTYPES[config.dtype]
         self.device = loading.device_of(config)
@@ -47,6 +51,10 @@ class Decoder:
             use(self.model, shared_base)
         if config.lora is not None:
             self.model = loading.add_lora(self.model, config)
+        self._routing = Routing(self.model) if tells_experts else None
+        """Sizes of the model's routing, if its choices are recorded; None: they are not."""
+        self.experts_T: Experts | None = None
+        """Experts of the tokens of the newest prefill or decode, if they are recorded."""
         # without dropout, which would sample from another distribution than the policy's
         self.model.eval()
         if limits.deterministic and shared_base is None:
@@ -103,6 +111,7 @@ class Decoder:
         lengths = np.array([sequence.size for sequence in sequences])
         self._cache.reserve(max(slots) + 1, int(lengths.max()))
         logits = []
+        chosen: list[Experts] = []
         for part in _parts(lengths, self._max_prefill_tokens):
             offsets = np.concatenate([[0], np.cumsum(lengths[part])])
             # each sequence is a sample of its own with an empty completion, and shares nothing
@@ -114,6 +123,9 @@ class Decoder:
             plan = cache.CachePlan(self._cache, slots_T, row.position_ids_R, 0, row)
             keep = torch.from_numpy(offsets[1:] - 1).to(self.device)
             logits.append(self._forward(row.token_ids_R, row.position_ids_R, plan, keep, row.images))
+            if self.experts_T is not None:
+                chosen.append(self.experts_T)
+        self.experts_T = np.concatenate(chosen) if chosen else None
         return torch.cat(logits)
 
     @torch.inference_mode()
@@ -130,7 +142,9 @@ class Decoder:
         shifts_B = np.zeros_like(positions_B) if shifts_B is None else shifts_B
         if self._pads_single_rows and positions_B.size == 1:
             # the second row is computed into slot 1, which is free while a single sequence is decoded
-            return self._decode(*(np.repeat(x, 2) for x in (tokens_B, positions_B, shifts_B)))[:1]
+            logits_1V = self._decode(*(np.repeat(x, 2) for x in (tokens_B, positions_B, shifts_B)))[:1]
+            self.experts_T = self.experts_T[:1] if self.experts_T is not None else None
+            return logits_1V
         return self._decode(tokens_B, positions_B, shifts_B)
 
     def _decode(self, tokens_B: NDArray[Any], positions_B: NDArray[Any], shifts_B: NDArray[Any]) -> Tensor:
@@ -241,7 +255,12 @@ class Decoder:
         # peft keeps adapters in float32; without autocast they would be computed in float32 too, unlike in the trainer
         autocast = self._adapter and self._dtype is not torch.float32
         with_images = {} if images is None else images.forward_arguments()
-        with torch.autocast(self.device.type, self._dtype, enabled=autocast), placing(self.model, images):
+        chosen: list[Experts] = []
+        with (
+            torch.autocast(self.device.type, self._dtype, enabled=autocast),
+            placing(self.model, images),
+            recording(self._routing, chosen) if self._routing is not None else nullcontext(),
+        ):
             output = self.model(
                 input_ids=tokens_T[None],
                 attention_mask=None,
@@ -252,6 +271,7 @@ class Decoder:
                 cache_plan=plan,
                 **{"position_ids": positions_T[None]} | with_images,
             )
+        self.experts_T = chosen[0] if chosen else None
         return output.logits[0]  # type: ignore[no-any-return]
 
 

@@ -258,7 +258,9 @@ class EmbeddedEngine(Tokenizing):
                 self._admit()
                 if count := len(self._running):
                     begun = time.monotonic()
-                    self._draw(0, self._decoder.decode(*self._running.last_tokens(), self._running.shifts()))
+                    logits_BV = self._decoder.decode(*self._running.last_tokens(), self._running.shifts())
+                    self._running.tell_experts(self._decoder.experts_T)
+                    self._draw(0, logits_BV)
                     # a trainer that lives now has lived while this was computed
                     if gone := self._base_ended():
                         raise EngineStoppedError(gone)
@@ -382,6 +384,7 @@ class EmbeddedEngine(Tokenizing):
             slots = (first + np.cumsum(counts) - counts).tolist()
             prompts = [np.array(request.asked.prompt_ids, np.int32) for request in admitted]
             logits_QV = self._decoder.prefill(prompts, slots, [request.images for request in admitted])
+            self._running.tell_prompt_experts(first, counts.tolist(), self._decoder.experts_T)
             for request, slot, count in zip(admitted, slots, counts.tolist(), strict=True):
                 if count > 1:
                     self._decoder.repeat(slot, count - 1, len(request.asked.prompt_ids))

@@ -5,7 +5,7 @@ Rows are always 0…B−1. When sequences end, rows from the end move into the g
     rows a b c d e, b and d end      a e c      moved: 4 → 1
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from actors.engines.text import Detokenize, StopWatch
 from actors.models.vision.positions import position_shift
 from actors.models.vision.row_images import PlacedImage
 from schemas.config.sampling import SamplingParams
+from schemas.routed import UNKNOWN, Experts, narrow
 
 GREEDY = 1e-5
 """Temperature below which sampling is greedy, as in vLLM: logits divided by less could overflow."""
@@ -102,6 +103,8 @@ class Running:
         rows touch only these few."""
         self._endless_B = np.zeros(capacity, bool)
         """Rows that an end of sequence does not end."""
+        self._experts_BLLK: Experts | None = None
+        """Experts of each row's tokens in each layer, once some are told; the newest token has none yet."""
         # `remove` moves the rows of all arrays alike
         self._arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
@@ -212,6 +215,34 @@ class Running:
         """Return the largest number of alternatives reported by a row from `first` on."""
         return int(self._num_top_logprobs_B[first : len(self)].max())
 
+    def tell_prompt_experts(self, first: int, counts: Sequence[int], experts_T: Experts | None) -> None:
+        """Note the experts of prompts that have just been computed.
+
+        Args:
+            first: first row with such a prompt.
+            counts: rows of each prompt, which follow each other.
+            experts_T: experts of all tokens of the prompts; None: they are not recorded.
+        """
+        if experts_T is None:
+            return
+        store, start = self._store_of(experts_T), 0
+        for count in counts:
+            size = int(self._prompts_B[first])
+            store[first : first + count, :size] = experts_T[start : start + size]
+            first, start = first + count, start + size
+
+    def tell_experts(self, experts_B: Experts | None) -> None:
+        """Note the experts of each row's newest token, which has just been computed; None: they are not recorded."""
+        if experts_B is not None:
+            self._store_of(experts_B)[np.arange(len(self)), self._lengths_B[: len(self)] - 1] = experts_B
+
+    def _store_of(self, like: Experts) -> Experts:
+        if self._experts_BLLK is None:
+            # int16 for any number of experts
+            self._experts_BLLK = np.full((*self._tokens_BL.shape, *like.shape[1:]), UNKNOWN, np.int16)
+            self._arrays.append(self._experts_BLLK)
+        return self._experts_BLLK
+
     def draw(self, first: int, logits_BV: Tensor) -> NDArray[np.float32]:
         """Draw and append the next token of each of the rows from `first` on; return the logprobs of these tokens."""
         drawn = sample(logits_BV, self.distribution(first), uniforms(*self.draws(first)), self.num_top_logprobs(first))
@@ -263,7 +294,10 @@ class Running:
         requests: dict[int, Request] = {}
         for b, reason in reasons.items():
             owner = self._owners[b]
-            owner.request.completions[owner.number] = self._sampled(b, int(self._prompts_B[b]), reason)
+            completion = self._sampled(b, int(self._prompts_B[b]), reason)
+            if self._experts_BLLK is not None:
+                completion.routed_experts = narrow(self._experts_BLLK[b, : self._lengths_B[b] - 1])
+            owner.request.completions[owner.number] = completion
             requests[id(owner.request)] = owner.request
         return [request for request in requests.values() if request.finished]
 

@@ -7,8 +7,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from actors.engines.protocol import Completion, SampleRequest
 from actors.engines.text import Detokenize, StopWatch
+from schemas.routed import Experts
 
 ABORTED = "abort"
 """Finish reason of a completion aborted for this engine, to be continued."""
@@ -49,7 +52,15 @@ def joined(so_far: Completion, rest: Completion) -> Completion:
         rest.finish_reason,
         stop_reason=rest.stop_reason,
         top_logprobs=so_far.top_logprobs + rest.top_logprobs,
+        routed_experts=_joined_experts(so_far.routed_experts, rest.routed_experts),
     )
+
+
+def _joined_experts(so_far: Experts | None, rest: Experts | None) -> Experts | None:
+    """Return the experts of all tokens, each as it was computed first: the rest tells of all, the prompt included."""
+    if so_far is None or rest is None:
+        return so_far if rest is None else rest
+    return np.concatenate([so_far, rest[len(so_far) :]])
 
 
 def cut_at_stop(whole: Completion, stop: Sequence[str], detokenize: Detokenize, min_tokens: int = 0) -> Completion:
@@ -72,5 +83,8 @@ def cut_at_stop(whole: Completion, stop: Sequence[str], detokenize: Detokenize, 
                 "stop",
                 stop_reason=reason,
                 top_logprobs=whole.top_logprobs[:end],
+                routed_experts=whole.routed_experts[: end - len(whole.token_ids) or None]
+                if whole.routed_experts is not None
+                else None,
             )
     return whole

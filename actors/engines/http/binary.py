@@ -1,10 +1,11 @@
 """Answers to rollout actors in msgpack: numbers travel as arrays of bytes, which large groups are read from faster.
 
     {"boot_id": str, "choices": [{"text": str, "token_ids": int32, "logprobs": float64, "segments": [[int, int, int]],
-                                  "finish_reason": str}]}
+                                  "finish_reason": str, "routed_experts": bytes, "expert_layout": [int, int, int]}]}
 
 `int32` and `float64` stand for the little-endian bytes of such an array, an element per token. float64 holds what JSON
-holds, so a group has the same bits either way.
+holds, so a group has the same bits either way. The last two keys are there with `trainer.router_replay` alone, and hold
+the experts of the prompt's tokens and of all sampled ones but the last (`schemas.routed`).
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import msgpack
 import numpy as np
 
 from actors.engines.protocol import Completion
+from schemas import routed
 
 CONTENT_TYPE = "application/msgpack"
 """Value of `Accept` in a request for such an answer, and of `Content-Type` in the answer."""
@@ -34,12 +36,20 @@ def encode(boot_id: str, completions: Sequence[Completion], texts: Sequence[str]
             "logprobs": np.asarray(completion.logprobs, "<f8").tobytes(),
             "segments": completion.segments,
             "finish_reason": completion.finish_reason,
+            **_experts_of(completion),
         }
         for completion, text in zip(completions, texts, strict=True)
     ]
     # a text from bytes that are no UTF-8 may hold half a surrogate pair
     packed: bytes = msgpack.packb({"boot_id": boot_id, "choices": choices}, unicode_errors="surrogatepass")
     return packed
+
+
+def _experts_of(completion: Completion) -> dict[str, Any]:
+    if completion.routed_experts is None:
+        return {}
+    pieces, layout = routed.packed(completion.routed_experts)
+    return {"routed_experts": b"".join(pieces), "expert_layout": layout}
 
 
 def decode(body: bytes) -> tuple[str, list[tuple[Completion, str]]]:
@@ -52,7 +62,7 @@ def decode(body: bytes) -> tuple[str, list[tuple[Completion, str]]]:
         answer = msgpack.unpackb(body, unicode_errors="surrogatepass")
         return _text(answer["boot_id"]), [_completion(choice) for choice in answer["choices"]]
     # of msgpack: no msgpack, or nested too deeply
-    except (KeyError, TypeError, OverflowError, msgpack.exceptions.UnpackException) as error:
+    except (KeyError, IndexError, TypeError, OverflowError, msgpack.exceptions.UnpackException) as error:
         raise ValueError(f"no answer of an engine: {error!r}") from None
 
 
@@ -63,6 +73,11 @@ def _completion(choice: dict[str, Any]) -> tuple[Completion, str]:
         [(int(start), int(lineage), int(version)) for start, lineage, version in choice["segments"]],
         _text(choice["finish_reason"]),
     )
+    if "routed_experts" in choice:
+        pieces, layout = [choice["routed_experts"]], choice["expert_layout"]
+        num_tokens = len(choice["routed_experts"]) // max(1, layout[0] * layout[1] * layout[2])
+        routed.check(pieces, layout, num_tokens)
+        completion.routed_experts = routed.unpacked(pieces, layout)
     return completion, _text(choice["text"])
 
 

@@ -123,6 +123,7 @@ class CompletionClient:
                 logprobs=completion.logprobs,
                 segments=completion.segments,
                 finish_reason=completion.finish_reason,
+                routed_experts=completion.routed_experts,
                 text=text,
             )
             for completion, text in completions

@@ -47,4 +47,5 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
         memory,
         takes_turns=config.up.colocate == "turns",
         base=base,
+        tells_experts=config.trainer.router_replay,
     )

@@ -8,13 +8,18 @@ The server labels sampled tokens with the version of the weights, and each choic
 The engine sets the label with each update (see `labels`).
 """
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from actors.engines.external.images import with_placeholders
 from actors.engines.external.labels import ServedWeights, segments_of
 from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, SampleRequest
 from schemas.messages import PolicyVersion
+from schemas.routed import Experts, narrow
 
 NO_LOGPROB = -9999.0
 """Value sent by the server for a logprob that is NaN or infinite."""
@@ -112,7 +117,15 @@ def _completion(
         top_logprobs=[alternatives(token["top_logprobs"], asked.num_top_logprobs) for token in content]
         if asked.num_top_logprobs
         else [],
+        routed_experts=_experts(choice.get("routed_experts")),
     )
+
+
+def _experts(text: str | None) -> Experts | None:
+    """Return the experts that a server with --enable-return-routed-experts tells, base64 of a file of numpy."""
+    if text is None:
+        return None
+    return narrow(np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False))
 
 
 def alternatives(candidates: Sequence[Mapping[str, Any]], k: int) -> Alternatives:

@@ -84,6 +84,7 @@ class VllmEngine(ServedEngine):
         memory: limits of an owned server on a GPU that the trainer uses too; None: the whole GPU is the server's.
         takes_turns: True if an owned server gives the memory of its cache back while the trainer works.
         base: description of the trainer's base, which an owned server maps; None: the server loads the model's files.
+        tells_experts: True if an owned server tells which experts its routers chose.
 
     Raises:
         ConfigError: the server can't be used; with the reason.
@@ -104,6 +105,7 @@ class VllmEngine(ServedEngine):
         memory: ServerMemory | None = None,
         takes_turns: bool = False,
         base: "Manifest | None" = None,
+        tells_experts: bool = False,
     ) -> None:
         self._base = base
         super().__init__("vLLM", model, update_mode, config.max_loras, scratch)
@@ -117,7 +119,7 @@ class VllmEngine(ServedEngine):
             found = installed(python)
             check_version(found.version, python)
             self._server = OwnServer(
-                model, config, found.on_cpu, log_path, memory, takes_turns, base.path if base else None
+                model, config, found.on_cpu, log_path, memory, takes_turns, base.path if base else None, tells_experts
             )
             log.info("vLLM starts", url=self._server.url, log=str(log_path))
         url = self._server.url if self._server else server_of(config.urls, server_index)

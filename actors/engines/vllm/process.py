@@ -37,13 +37,14 @@ class OwnServer(OwnedServer):
         memory: ServerMemory | None = None,
         takes_turns: bool = False,
         base: Path | None = None,
+        tells_experts: bool = False,
     ) -> None:
         # loopback is open to every user of the machine, so the endpoints that change weights require a key
         self.owner_key = secrets.token_hex(16)
         super().__init__(
             "vLLM",
             log,
-            lambda port: command(model, config, on_cpu, port, memory, takes_turns, base),
+            lambda port: command(model, config, on_cpu, port, memory, takes_turns, base, tells_experts),
             environment(model, config, self.owner_key, shares_base=base is not None),
         )
 
@@ -56,6 +57,7 @@ def command(
     memory: ServerMemory | None = None,
     takes_turns: bool = False,
     base: Path | None = None,
+    tells_experts: bool = False,
 ) -> list[str]:
     """Return the server's command line; `base` is the manifest of a base that the server maps.
 
@@ -94,6 +96,7 @@ def command(
         "--enable-prefix-caching": config.enable_prefix_caching,
         "--no-enable-prefix-caching": not config.enable_prefix_caching,
         "--enforce-eager": config.enforce_eager,
+        "--enable-return-routed-experts": tells_experts,
         # vLLM gives no memory back without it; on CPUs it has no such mode
         "--enable-sleep-mode": takes_turns and not on_cpu,
         WHOLE_PROMPTS: on_cpu,

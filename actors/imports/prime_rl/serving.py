@@ -165,7 +165,6 @@ REFUSED = {
     "trainer.model.index_cache.**": "sparse attention is not built; attention is exact",
     "trainer.model.freeze_moe_router": "all weights are trained, or adapters; use model.lora",
     "trainer.model.lora": "no such value of adapters; write a table with rank and alpha",
-    "trainer.enable_router_replay": "experts are chosen anew in the trainer; compare mismatch_kl",
     "deployment.nodes_per_fsdp_group": "weights are shared out over all ranks; leave it out",
     "deployment.orchestrator_on_inference": "the packer runs where it is started; start it there",
     "inference.deployment.**": "a server has one role here; leave it out",
@@ -234,7 +233,8 @@ def _convert_arguments(job: Import) -> None:
         name, _, rest = key.removeprefix(f"{VLLM}.").partition(".")
         if job.is_reported(key):
             continue
-        if name in OURS:
+        replays = name == "enable_return_routed_experts" and job.given.get("trainer.enable_router_replay") is True
+        if name in OURS or replays:
             job.settle(key, "set by the engine here")
         elif job.given[key] is None or (name in PLAIN and job.given[key] == PLAIN[name]):
             job.settle(key, "vLLM's default")

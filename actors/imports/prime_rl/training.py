@@ -55,7 +55,13 @@ def convert_model(job: Import) -> None:
     _convert_switch(
         job, "trainer.model.ac", "model.gradient_checkpointing", also=job.has("trainer.model.ac_offloading")
     )
+    if job.given.get("trainer.enable_router_replay") is True:
+        job.rename("trainer.enable_router_replay", "trainer.router_replay")
     _convert_switch(job, "trainer.model.compile", "model.compile")
+    divides = any(job.given.get(f"trainer.model.{way}", 1) not in (1, "auto") for way in ("tp", "ep"))
+    if job.run.get("model.compile") and (divides or job.run.get("trainer.router_replay")):
+        job.run.set("model.compile", False, "layers with divided weights or replayed experts are not compiled")
+        job.note("layers are not compiled: they have divided weights (tp, ep), or replay the engine's experts")
     if job.has(LORA) and job.given.get(LORA, {}) is not None:
         _convert_lora(job)
     elif job.has(LORA):

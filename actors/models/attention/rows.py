@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from actors.models.attention.row_ranks import RowRanks, own_part, with_all_heads, with_all_tokens
 from actors.models.vision.positions import image_positions
 from actors.models.vision.row_images import PlacedImage, RowImages
+from schemas.routed import UNKNOWN, Experts
 
 Plan = TypeVar("Plan")
 Attention = Callable[..., tuple[Tensor, None]]
@@ -64,6 +65,8 @@ class PackedRow:
     prompt counts once in the capacity (`packer.count_prompts`)."""
     images: RowImages | None = None
     """Images of the row; None if no sample has any."""
+    experts_RLK: Tensor | None = None
+    """Experts that the engine chose for each token in each layer (`router_replay`); None: the routers choose."""
     ranks: RowRanks | None = None
     """Ranks that compute the row together; None: this process computes all of it."""
     _plans: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -83,8 +86,11 @@ class PackedRow:
         if ("padded", size) not in self._plans:
             ids, positions = (nn.functional.pad(x, (0, missing)) for x in (self.token_ids_R, self.position_ids_R))
             images = None if self.images is None else self.images.padded(missing)
+            experts = self.experts_RLK
+            if experts is not None:
+                experts = nn.functional.pad(experts, (0, 0, 0, 0, 0, missing), value=UNKNOWN)
             self._plans["padded", size] = PackedRow(
-                ids, positions, self.source_T, self.samples, self.has_many_copies, images
+                ids, positions, self.source_T, self.samples, self.has_many_copies, images, experts
             )
         return self._plans["padded", size]  # type: ignore[no-any-return]
 
@@ -128,6 +134,7 @@ def pack_row(
     device: torch.device,
     has_many_copies: bool = False,
     images: Sequence[Sequence[PlacedImage]] = (),
+    experts: Sequence[Experts] = (),
 ) -> PackedRow:
     """Return the row of a micro-batch.
 
@@ -140,8 +147,10 @@ def pack_row(
         has_many_copies: the samples together may have many times the row's tokens.
         images: images of each sample in the order of their places, all in tokens that the row holds; empty if no
             sample has any. In shared tokens both samples have the same images, none of which is cut.
+        experts: of each sample, the experts of its tokens behind the shared ones; empty if none are known.
     """
     row: list[NDArray[np.int32]] = []
+    chosen: list[Experts] = []
     positions, index_of, sources = [], [], []
     end = 0
     index = np.zeros(0, np.int64)
@@ -152,6 +161,8 @@ def pack_row(
         # the last token predicts nothing, so it is left out
         held = size + max(0, num_completion - 1)
         row.append(sample[prefix:held])
+        if experts:
+            chosen.append(experts[b][: held - prefix])
         # every sample continues right behind what it shares, wherever it stands in the row
         positions.append(np.arange(prefix, held))
         index = np.concatenate([index[:prefix], np.arange(end, end + held - prefix)])
@@ -167,6 +178,8 @@ def pack_row(
         source_T=indices(np.concatenate(sources), device),
         samples=tuple(index_of),
         has_many_copies=has_many_copies,
+        # int16, which holds all: arrays of a row may have different types
+        experts_RLK=torch.from_numpy(np.concatenate(chosen).astype(np.int16)).to(device) if chosen else None,
     )
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -17,9 +18,21 @@ from actors.learner.learner import TorchLearner
 from actors.learner.ranks import GlooRanks
 from actors.process.exits import leave
 from schemas.config import check_tree
+from schemas.messages import ScoredGroup
+from schemas.routed import packed
 from tests.actors.learner.steps import batches_of, branched_group, scored_group
 
-GROUPS = {"single turns": scored_group, "branches": branched_group}
+
+def routed_group(ordinal: int) -> ScoredGroup:
+    """A group with made-up experts: of four, two for each token in two layers."""
+    group, rng = scored_group(ordinal), np.random.default_rng(ordinal)
+    count = len(group.prompt_ids) + len(group.token_ids)
+    rows = [[rng.permutation(4)[:2] for _ in range(2)] for _ in range(count)]
+    pieces, layout = packed(np.array(rows, np.int8))
+    return group.model_copy(update={"routed_experts": pieces, "expert_layout": layout})
+
+
+GROUPS = {"single turns": scored_group, "branches": branched_group, "routed": routed_group}
 
 
 class Computed:

@@ -39,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "kl": {"reference": {"beta": 0.1, "place": "group_reward"}, "num_iterations": 2, "num_minibatches": 2},
     "experts": {"family": "qwen3_moe"},
     "mixtral": {"family": "mixtral"},
+    "replayed": {"family": "qwen3_moe", "router_replay": True},
     "adapted_experts": {"family": "qwen3_moe", "lora": {"rank": 4, "target_modules": ["q_proj", "o_proj"]}},
     "gemma": {"family": "gemma2"},
     "biased": {"family": "biased_llama"},
@@ -220,6 +221,9 @@ def test_ranks_that_compute_rows_together_make_the_steps_of_one(
         pytest.param("experts", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
         pytest.param("adapted_experts", {"expert_parallel": 2}, 2, marks=pytest.mark.long),
         pytest.param("mixtral", {"expert_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("replayed", {"tensor_parallel": 2, "expert_parallel": 4}, 4, marks=pytest.mark.long),
+        pytest.param("replayed", {"context_parallel": 2, "expert_parallel": 2}, 2, marks=pytest.mark.long),
+        pytest.param("replayed", {}, 2, marks=pytest.mark.long),
     ],
 )
 def test_ranks_with_parts_of_the_weights_make_the_steps_of_one(
@@ -227,8 +231,9 @@ def test_ranks_with_parts_of_the_weights_make_the_steps_of_one(
 ) -> None:
     """trainer.tensor_parallel and expert_parallel: weights within 1e-5 after two steps, and all metrics."""
     config = config_of(model_folder, **KINDS[kind] | {"num_ranks": size} | keys)
-    found = sharded(tmp_path / "ranks", config, [1, 2], size)
-    alone = whole(config, [1, 2], num_batches=config.trainer.row_groups)
+    groups = "routed" if config.trainer.router_replay else "single turns"
+    found = sharded(tmp_path / "ranks", config, [1, 2], size, groups=groups)
+    alone = whole(config, [1, 2], num_batches=config.trainer.row_groups, groups=groups)
     assert_near(found, alone)
     for ours, theirs in zip(found.values, alone.values, strict=True):
         for name in set(ours) - {"torch_threads"}:
@@ -433,6 +438,7 @@ def _tree(trainer: dict[str, Any], **model: Any) -> dict[str, Any]:
         (_tree({"expert_parallel": 2, "sharding": "none"}), "trainer.expert_parallel: needs trainer.sharding: fsdp"),
         (_tree({"expert_parallel": 3}), "expert_parallel: 3 ranks do not divide trainer.num_ranks 2"),
         (_tree({"tensor_parallel": 2}, compile=True), "trainer.tensor_parallel: not with model.compile"),
+        (_tree({"router_replay": True}, compile=True), "trainer.router_replay: not with model.compile"),
         (_tree({"tensor_parallel": 2}, lora={"dropout": 0.1}), "trainer.tensor_parallel: not with dropout"),
         (_tree({"optimizer": {"type": "adamw_8bit"}}), "can't spread the blocks of trainer.optimizer adamw_8bit"),
         (_tree({}, lora={}, quantization={"type": "nf4"}), "fsdp can't spread the blocks of model.quantization"),

@@ -1,12 +1,15 @@
 """One group: its example, its prompt, its message."""
 
 import dataclasses
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from actors.datasets import Example
 from actors.datasets.images import Image
 from actors.datasets.prompts import Prompts, UncutPromptError
+from actors.engines.http.client import SampledCompletion
 from actors.models.image_tokens import ImageTokens
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.group import GroupSampler, build_group
@@ -20,6 +23,7 @@ from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
 from schemas.messages import ImagePlace
+from schemas.routed import UNKNOWN
 from tests.actors.rollout.doubles import EXAMPLE, Client, completion, ticket
 from tests.ring.harness import ring_config
 
@@ -56,6 +60,22 @@ def test_group_joins_completions_with_offsets_and_segments():
     assert group.segment_temperatures.tolist() == [0.5, 0.5, 0.5]
     assert group.oldest_version == 3
     assert group.loss_mask.tolist() == [1, 1, 1, 1]
+
+
+def test_experts_of_a_prompt_are_those_of_its_first_completion():
+    """Behind each completion's tokens there is one more of which nothing is known; evaluations bring none."""
+
+    def told(ids: list[int], value: int) -> SampledCompletion:
+        experts = np.full((2 + len(ids) - 1, 2, 2), value, np.int8)
+        return replace(completion(ids, [(0, 1, 3)]), routed_experts=experts)
+
+    both = [told([5, 6, 7], 1), told([8], 2)]
+    group = build_group("r", "rollout-0", ticket(), EXAMPLE, [1, 2], both)
+    assert group.experts is not None
+    assert group.experts[:, 0, 0].tolist() == [1, 1, 1, 1, UNKNOWN, UNKNOWN]
+    assert build_group("r", "x", ticket(), EXAMPLE, [1, 2], [both[0], completion([8], [(0, 1, 4)])]).experts is None
+    evaluated = ticket().model_copy(update={"purpose": "eval"})
+    assert build_group("r", "x", evaluated, EXAMPLE, [1, 2], both).experts is None
 
 
 SEEN = Example(

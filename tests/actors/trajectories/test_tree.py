@@ -1,12 +1,15 @@
 """Each sampled token is trained once, and each sample holds exactly the tokens that the model saw."""
 
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.trajectories.tree import NO_POLICY, Origin, Sample, SampledTurn, TrajectoryTree
+from schemas.routed import UNKNOWN
 
 
 def turn(*ids: int, version: int = 1, trains: bool = True, temperature: float = 1.0) -> SampledTurn:
@@ -102,6 +105,33 @@ def test_a_trajectory_without_a_trained_token_has_one_sample_outside_the_loss() 
     tree.add([3], turn(4, trains=False))
     [sample] = tree.samples()
     assert (sample.prompt_ids, sample.token_ids, sample.loss_mask) == ([1], [2], [0])
+
+
+def test_each_token_has_the_experts_of_the_turn_that_computed_it_first() -> None:
+    """Later turns tell of all tokens; kept are those from the last token of the turn before on, and none is told."""
+
+    def told(count: int, value: int) -> np.ndarray:
+        return np.full((count, 2, 3), value, np.int8)
+
+    tree = TrajectoryTree()
+    tree.add([1, 2], replace(turn(3, 4), routed_experts=told(3, 1)))
+    tree.add([1, 2, 3, 4, 5], replace(turn(6, 7), routed_experts=told(6, 2)))
+    branch = tree.add([1, 2, 8], replace(turn(9), routed_experts=told(3, 3)))
+    first, second = tree.samples()
+    assert first.experts is not None
+    assert second.experts is not None
+    # tokens 1 2 3 | 4 5 6 | 7, which no engine has computed
+    assert first.experts[:, 0, 0].tolist() == [1, 1, 1, 2, 2, 2, UNKNOWN]
+    assert second.experts[:, 1, 2].tolist() == [3, 3, 3, UNKNOWN]
+    kept = [node.turn.routed_experts for node in tree._nodes]
+    assert [len(experts) for experts in kept if experts is not None] == [3, 3, 3]
+    assert kept[1].base is None  # the rest of what was told takes no memory
+    # an engine that tells nothing, or not of all tokens, leaves the sample without
+    tree.add([1, 2, 8, 9, 5], turn(6))
+    assert [sample.experts is None for sample in tree.samples()] == [False, True]
+    tree.add([1, 3], replace(turn(3, 4), routed_experts=told(9, 1)[:2]))
+    assert [sample.experts is None for sample in tree.samples()] == [False, True, True]
+    assert branch == 2
 
 
 def test_policies_within_a_turn_stay_apart() -> None:
