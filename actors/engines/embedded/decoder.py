@@ -28,6 +28,10 @@ from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.routed import Experts
 
+SHAPES = {"cuda": (8, 128)}
+"""Multiples for the sequences and the context of a decode, by type of device. On a GPU cuDNN makes a plan for each new
+shape, in 20 to 40 ms, and a context grows with each token."""
+
 
 class Decoder:
     """Causal LM for next-token logits of sequences kept in slots. For use from a single thread."""
@@ -65,6 +69,8 @@ class Decoder:
                 parameter.data = parameter.data.clone()
         self._adapter = config.lora is not None
         self._dtype = dtype
+        self._multiples = SHAPES.get(self.device.type, (1, 1))
+        """Numbers to whose multiples the sequences and the context of a decode are filled up."""
         self._pads_single_rows = single_rows_round_otherwise(config, self.device)
         self._noise = noise
         self._clean_norms: dict[str, Tensor] = {}
@@ -140,15 +146,18 @@ class Decoder:
             shifts_B: position that the model is told, less the place; see `vision.positions.position_shift`. None: 0.
         """
         shifts_B = np.zeros_like(positions_B) if shifts_B is None else shifts_B
-        if self._pads_single_rows and positions_B.size == 1:
-            # the second row is computed into slot 1, which is free while a single sequence is decoded
-            logits_1V = self._decode(*(np.repeat(x, 2) for x in (tokens_B, positions_B, shifts_B)))[:1]
-            self.experts_T = self.experts_T[:1] if self.experts_T is not None else None
-            return logits_1V
-        return self._decode(tokens_B, positions_B, shifts_B)
+        size = positions_B.size
+        rows = min(-(-size // self._multiples[0]) * self._multiples[0], self._limits[0])
+        if self._pads_single_rows:
+            rows = max(2, rows)
+        # further rows are computed into slots behind the running sequences, which are free
+        logits_BV = self._decode(*(np.pad(x, (0, rows - size)) for x in (tokens_B, positions_B, shifts_B)))[:size]
+        self.experts_T = self.experts_T[:size] if self.experts_T is not None else None
+        return logits_BV
 
     def _decode(self, tokens_B: NDArray[Any], positions_B: NDArray[Any], shifts_B: NDArray[Any]) -> Tensor:
-        length = int(positions_B.max()) + 1
+        multiple = self._multiples[1]
+        length = min(-(-(int(positions_B.max()) + 1) // multiple) * multiple, self.max_length)
         self._cache.reserve(positions_B.size, length)
         slots_B = torch.arange(positions_B.size, device=self.device)
         plan = cache.CachePlan(self._cache, slots_B, torch.from_numpy(positions_B).to(self.device), length)

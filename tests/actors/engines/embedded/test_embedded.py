@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 
+from actors.engines.embedded import cache, decoder
 from actors.engines.embedded.cache import SlotCache
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.engine import MAX_FAILED, EmbeddedEngine
@@ -86,6 +88,38 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
                 if nucleus >= top_p:
                     break
             assert logprob == pytest.approx(float((p_V[token] / min(nucleus, 1.0)).log()), abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral", "qwen3_moe"])
+def test_decodes_have_few_shapes_where_shapes_are_filled_up(
+    model_folder: ModelFolder, make_engine: MakeEngine, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: sequences that come and go, up to all slots and the longest context, with the same logprobs."""
+    monkeypatch.setattr(decoder, "SHAPES", {"cpu": (4, 16)})
+    shapes: set[tuple[int, int]] = set()
+    real = cache.slot_attention
+
+    def seen(module: Any, query: Tensor, *given: Any, cache_plan: Any, **more: Any) -> Any:
+        if cache_plan.packed_row is None:
+            shapes.add((query.shape[2], cache_plan.length))
+        return real(module, query, *given, cache_plan=cache_plan, **more)
+
+    AttentionInterface.register(cache.NAME, seen)
+    try:
+        engine = make_engine(family, max_sequences=6, eos=ENDLESS)
+        requests = [ask(PROMPTS[0], n=3, max_tokens=40), *(ask(PROMPTS[1], max_tokens=2 + i, seed=i) for i in range(6))]
+        requests.append(ask(PROMPTS[1], max_tokens=64 - len(PROMPTS[1])))
+        found = sample(engine, *requests)
+    finally:
+        AttentionInterface.register(cache.NAME, real)
+    plain = models.plain(model_folder(family, eos=ENDLESS), models.reference_attention(family))
+    for request, completions in zip(requests, found, strict=True):
+        for completion in completions:
+            assert len(completion.token_ids) == request.max_tokens
+            assert close_to(completion, models.logprobs(plain, request.prompt_ids, completion.token_ids))
+    # sequences 4 and 6 (all slots), contexts 16, 32, 48 and 64
+    assert shapes <= {(rows, length) for rows in (4, 6) for length in (16, 32, 48, 64)}
+    assert len({length for _, length in shapes}) == 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
