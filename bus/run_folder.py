@@ -123,7 +123,7 @@ class RunFolder:
                 f"weights.directory: {self.path} can't be made: {error.strerror}; set a folder that can be written to"
             ) from error
 
-    def hold(self, owner: str, patience: float = LOCK_SECONDS) -> IO[bytes]:
+    def hold(self, owner: str, patience: float | None = None) -> IO[bytes]:
         """Take the lock of `owner`, and return its open file. Closing the file or the process's end releases the lock.
 
         Two runs share a folder by mistake if both have the same `weights.directory` and the same `output_dir`, on two
@@ -131,11 +131,12 @@ class RunFolder:
 
         Args:
             owner: TRAINER, or the name of a scratch folder.
-            patience: seconds to wait.
+            patience: seconds to wait; by default LOCK_SECONDS.
 
         Raises:
             ConfigError: another process holds the lock for longer than `patience` seconds.
         """
+        patience = LOCK_SECONDS if patience is None else patience
         path, deadline = self.path / f".{owner}.lock", time.monotonic() + patience
         while (lock := _locked(path)) is None:
             if time.monotonic() > deadline:

@@ -149,11 +149,11 @@ class VllmEngine(ServedEngine):
         Raises:
             TimeoutError, EngineStoppedError: as `TakesTurns.rest`.
         """
-        self._relay.call(self._rest(), timeout)
+        self._relay.call(_within(timeout, self._rest()), timeout)
 
     def wake(self, timeout: float) -> None:
         """Have the server take the memory again, and go on. Raises as `rest` does."""
-        self._relay.call(self._wake(), timeout)
+        self._relay.call(_within(timeout, self._wake()), timeout)
 
     async def _rest(self) -> None:
         self._gate.clear()
@@ -360,3 +360,9 @@ class VllmEngine(ServedEngine):
         await self._client.pause(wait=self._mode == "drain", clear_cache=self._mode != "inflight")
         # in mode drain the running requests still decode until the pause is there
         return time.monotonic() if self._mode == "drain" else started
+
+
+async def _within(timeout: float, work: Coroutine[Any, Any, None]) -> None:
+    """Do work in so many seconds. Raises TimeoutError: it took longer, and has been cancelled."""
+    async with asyncio.timeout(timeout):
+        await work

@@ -26,11 +26,12 @@ def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.packer.batch_sender.INLINE_BYTES", 0)
 
 
-def lone(folder: Path, memory_bytes: int = 1 << 30) -> Any:
+def lone(folder: Path, memory_bytes: int = 1 << 30, **bus: float) -> Any:
     """Return a packer among its peers, with short runs."""
     packer = {"groups_per_step": 4, "memory_bytes": memory_bytes, "max_async_level": 4}
     rollout = {"max_tokens": 300, "group_size": 4}
-    return lone_packer(config(folder, STEPS, packer=packer, rollout=rollout, eval={"num_prompts": 0}))
+    made = config(folder, STEPS, packer=packer, rollout=rollout, eval={"num_prompts": 0})
+    return lone_packer(made.model_copy(update={"bus": made.bus.model_copy(update=bus)}))
 
 
 def sent_of(ring: LonePacker) -> list[StepBatch]:
@@ -118,7 +119,7 @@ def test_an_error_of_packing_ends_the_packer(tmp_path: Path, in_thread: None, mo
 def test_batches_are_kept_until_each_rank_has_them(tmp_path: Path) -> None:
     """A rank that lost its batch asks again; what all ranks have is let go, as a step may have gigabytes."""
     kept = list[tuple[bool, list[int]]]()
-    with lone(tmp_path) as ring:
+    with lone(tmp_path, resend_after=1.0) as ring:
         batches, send = ring.packer.batches, ring.trainer.try_send
         lost = [2]
 
