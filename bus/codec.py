@@ -229,6 +229,7 @@ def _check_sizes(
         raise MessageTooLargeError(
             f"a {kind} has {num_bytes(frames)} bytes, and {most} are the most that travel; "
             "lower packer.groups_per_step, rollout.group_size or rollout.max_tokens"
+            + (", or set trainer.router_replay: false" if "routed_experts" in names else "")
         )
 
 

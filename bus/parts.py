@@ -12,7 +12,7 @@ from schemas.errors import DecodeError
 from schemas.messages import BatchPart, StepBatch
 
 WHOLE_BYTES = 64 << 20
-"""Bytes of arrays and images up to which a batch is sent as one message."""
+"""Bytes of arrays, images and experts up to which a batch is sent as one message."""
 NAMES = ("run", "term", "incarnation", "rank", "step")
 """Fields that a part has in common with its batch."""
 
@@ -25,7 +25,8 @@ def messages_of(batch: StepBatch) -> list[StepBatch | BatchPart]:
     Raises:
         MessageTooLargeError: the batch is beyond `limits.BATCH_BYTES`, or its header is beyond that of a message.
     """
-    if sum(array.nbytes for array in batch.arrays().values()) + sum(map(len, batch.images)) <= WHOLE_BYTES:
+    blobs = sum(len(blob) for field in batch.blobs for blob in getattr(batch, field))
+    if sum(array.nbytes for array in batch.arrays().values()) + blobs <= WHOLE_BYTES:
         return [batch]
     frames = codec.encode(batch, in_parts=True)
     same = {name: getattr(batch, name) for name in NAMES}

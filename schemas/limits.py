@@ -19,7 +19,7 @@ TOKEN_BYTES = 4
 """Bytes of a token id, a logprob or an advantage. The longest arrays of a message have one such number per token."""
 BATCH_TOKEN_BYTES = 21
 """Bytes of a token in a batch: five arrays of TOKEN_BYTES, and the mask."""
-FRAMES = 40
+FRAMES = 320
 MESSAGE_BYTES = 512 * MIB
 BATCH_BYTES, PART_BYTES = 16384 * MIB, 32 * MIB
 """Bytes of a trainer rank's batch, and of a part: batches beyond a message travel in parts."""
@@ -110,7 +110,12 @@ TABLE = (
     Limit("control: frame", CONTROL_FRAME_BYTES, "bytes", "an array of 65 536 holds"),
     Limit("data: header", DATA_HEADER_BYTES, "bytes", "columns of an example and a chat prompt; texts are in a frame"),
     Limit("data: frame", DATA_FRAME_BYTES, "bytes", "16.7 million tokens, or the texts of a group"),
-    Limit("frames of a message", FRAMES, "frames", "the largest kind of message has 17, and its images at most 17"),
+    Limit(
+        "frames of a message",
+        FRAMES,
+        "frames",
+        "the largest kind of message has 17, its images at most 17, and a batch's experts 256",
+    ),
     Limit("message", MESSAGE_BYTES, "bytes", "seven arrays of 16.7 million tokens"),
     Limit("batch of a rank", BATCH_BYTES, "bytes", "818 million tokens; above 64 MiB in parts of 32 MiB"),
     Limit("images of a prompt", IMAGES, "images", "environments[].images.max_images is lower"),

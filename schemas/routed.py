@@ -57,6 +57,15 @@ def check(pieces: Sequence[bytes], layout: Sequence[int], num_tokens: int) -> No
         raise ValueError(f"routed_experts: {found} bytes, and {num_tokens} tokens of {list(layout)} have {expected}")
 
 
+def bounds(pieces: Sequence[bytes], layout: Sequence[int]) -> tuple[int, int]:
+    """Return the least and the largest index; UNKNOWN for both if there are none."""
+    # no index lies in two pieces, since CHUNK_BYTES is even
+    found = [np.frombuffer(piece, f"<i{layout[0]}") for piece in pieces if piece]
+    if not found:
+        return UNKNOWN, UNKNOWN
+    return min(int(part.min()) for part in found), max(int(part.max()) for part in found)
+
+
 def narrow(experts: NDArray[Any]) -> Experts:
     """Return an array in the smallest type that holds it."""
     small = not experts.size or int(experts.max()) <= np.iinfo(np.int8).max

@@ -155,6 +155,9 @@ class InferenceActor:
             PeerRefusedError, StartOverError, PackerSilentError: as `Membership.latest`.
         """
         directive = self.membership.latest()
+        # before a look at the engine, whose base may have ended with the trainer (`up.share_base`)
+        if directive is not None and directive.phase == "done":
+            return True
         if isinstance(directive, InferenceDirective):
             if self._turns is not None and self._turns.rests:
                 self._turns.follow(cast(TakesTurns, engine), directive)
@@ -166,8 +169,7 @@ class InferenceActor:
                 self._turns.follow(cast(TakesTurns, engine), directive)
         self.report(engine)
         status = engine.status()
-        done = directive is not None and directive.phase == "done"
-        return done or self._drain.may_leave(holds_work=status.num_running + status.num_waiting > 0)
+        return self._drain.may_leave(holds_work=status.num_running + status.num_waiting > 0)
 
     def report(self, engine: Engine) -> None:
         """Report the state and the load of the engine in the heartbeat, and count its tokens."""

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +25,7 @@ from actors.learner.parallelism import Gathers
 from actors.learner.ranks import SINGLE_RANK, GlooRanks, Ranks
 from actors.learner.row_group import RowGroup
 from actors.learner.shards import part
-from actors.models import loading
+from actors.models import loading, plans
 from actors.models.attention.row_ranks import RowRanks
 from actors.models.vision.parts import vision_part
 from schemas.config.model import ModelConfig
@@ -155,43 +156,52 @@ def shard(
     micro-batch are computed in `dtype`, but summed over ranks and micro-batches in float32. Gradients are summed over
     ranks, not averaged, as the loss of a rank is a share of the loss of all.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     # the returned view is never changed in place: `TokenLogprobs` has its values by then
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     # inputs are token ids, and layers pass their dtype on, so nothing is left to cast
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    layers: list[Any] = []
     tower = vision_part(model)
     whole = set(tower.to(device, dtype).parameters()) if tower is not None else None
-    experts = expert_parallel.spread(model, meshes.experts["experts"]) if meshes.experts is not None else []
-    if meshes.tensor is not None:
+    wrap = partial(_wrap, policy, whole)
+    if meshes.experts is not None:
+        expert_parallel.check(model, meshes.experts["experts"].size())
+    styles = plans.styles(model, "tp_plan")
+    sharded: list[Any] = []
+    # a layer at a time, since all of it is on the device before the rank keeps a part
+    for layer in loading.layers_of(model):
+        experts: list[nn.Module] = []
+        if meshes.experts is not None or meshes.tensor is not None:
+            experts = plans.experts_in(layer)
+        for module in experts:
+            if meshes.experts is not None:
+                expert_parallel.spread(module, meshes.experts["experts"])
+            # experts that are not divided are the larger part of a layer, and must not lie on each rank of a row
+            wrap(module, meshes.ranks if meshes.experts is None else meshes.experts["copies"])
+        if meshes.tensor is None:
+            sharded.append(wrap(layer, meshes.ranks))
+            continue
         assert row_ranks is not None
-        tensor_parallel.cut(model, meshes.tensor["tensor"], row_ranks, apart=experts)
-    of_module = dict.fromkeys(
-        loading.layers_of(model), meshes.ranks if meshes.tensor is None else meshes.tensor["data"]
-    )
-    of_module |= dict.fromkeys(experts, meshes.experts and meshes.experts["copies"])
-    # inner modules first: a layer takes the rest of its parameters, and the model what is outside of layers
-    for module in (*experts, *loading.layers_of(model), model):
-        for parameter in module.parameters():
-            if parameter.requires_grad and parameter.dtype is not torch.float32:
-                # a layer at a time, and the rank keeps a part of it: the whole model in float32 is never there
-                parameter.data = parameter.data.float()
-        # embeddings and output layer are needed again as soon as the backward pass begins
-        sharded: Any = fully_shard(
-            module,
-            mesh=of_module.get(module, meshes.ranks),
-            mp_policy=policy,
-            reshard_after_forward=module is not model,
-            ignored_params=whole,
-        )
-        sharded.set_gradient_divide_factor(1.0)  # by default torch divides by the number of ranks
-        # plain sums: for another factor torch takes NCCL's PREMUL_SUM, which gloo does not have
-        sharded.set_force_sum_reduction_for_comms(True)
-        if module not in experts:
-            layers.append(sharded)
-    root = layers.pop()
-    for before, after in pairwise([root, *layers]):
+        tensor_parallel.cut(model, layer, styles, meshes.tensor["tensor"], row_ranks, apart=experts)
+        sharded.append(wrap(layer, meshes.tensor["data"]))
+    # embeddings and output layer are needed again as soon as the backward pass begins
+    root = wrap(model, meshes.ranks, reshard=False)
+    for before, after in pairwise([root, *sharded]):
         # the next layer is gathered while this one is computed
         before.set_modules_to_forward_prefetch([after])
+
+
+def _wrap(policy: Any, whole: set[nn.Parameter] | None, module: nn.Module, mesh: Any, *, reshard: bool = True) -> Any:
+    """Spread a module's parameters over the ranks of a mesh, without those of inner modules that are spread already."""
+    from torch.distributed.fsdp import fully_shard
+
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.dtype is not torch.float32:
+            # a layer at a time, and the rank keeps a part of it: the whole model in float32 is never there
+            parameter.data = parameter.data.float()
+    sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, ignored_params=whole)
+    sharded.set_gradient_divide_factor(1.0)  # by default torch divides by the number of ranks
+    # plain sums: for another factor torch takes NCCL's PREMUL_SUM, which gloo does not have
+    sharded.set_force_sum_reduction_for_comms(True)
+    return sharded

@@ -121,6 +121,7 @@ class TorchLearner:
         if config.trainer.deterministic:
             make_deterministic(self._device)
         self._shares_base = shares_base
+        self._routing: router_replay.Routing | None = None
         self.model = self._load()
         check_divides(self.model, config.trainer)
         self._masters = MasterWeights(self.model, self._load_masters())
@@ -164,7 +165,7 @@ class TorchLearner:
             if self._config.inference.engine.has_server:
                 _check_served(loading.adapter_tensors(model))
         if self._config.trainer.router_replay:
-            router_replay.install(model)
+            self._routing = router_replay.install(model)
         if config.gradient_checkpointing:
             loading.checkpoint_gradients(model, config)
         if config.compile:
@@ -249,7 +250,8 @@ class TorchLearner:
         Raises:
             FloatingPointError: gradients are not finite the second time either. They have not been applied, but earlier
                 updates of this step have, so the weights in memory are no version of the policy.
-            RunFailedError: trainer and engine differ by more than `trainer.mismatch.stop`. Nothing has been applied.
+            RunFailedError: trainer and engine differ by more than `trainer.mismatch.stop`, or the batch's experts are
+                none of the model. Nothing has been applied.
             RanksBrokenError: another rank is gone.
         """
         watch = self._watch = Stopwatch(self._device)
@@ -261,6 +263,9 @@ class TorchLearner:
             # with a single update the old policy is the current one, and its logprobs are computed anyway
             with_old = num_updates > 1 or reference_kl.needs_old(self._config)
             batches: Sequence[StepBatch] = (*before, batch)
+            if self._routing is not None:
+                for each in batches:
+                    router_replay.check(each, self._routing)
             with watch.part("fixed logprobs"):
                 fixed = [self._reference_models.logprobs(each, with_old) for each in batches]
             exchange = partial(self._exchange, ranks)

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from actors.models import loading, plans
+from actors.models import plans
 from actors.models.attention.row_ranks import RowRanks, gathered_rows, summed_part
 from actors.models.plans import COLWISE, ROWWISE
 from schemas.errors import ConfigError
@@ -29,36 +29,43 @@ from schemas.errors import ConfigError
 KEY = "trainer.tensor_parallel"
 
 
-def cut(model: Any, mesh: Any, ranks: RowRanks, apart: Sequence[nn.Module] = ()) -> None:
-    """Keep this rank's part of the weights, in place, for rows that the ranks compute together.
+def cut(
+    model: Any,
+    layer: nn.Module,
+    styles: Mapping[nn.Module, str],
+    mesh: Any,
+    ranks: RowRanks,
+    apart: Sequence[nn.Module] = (),
+) -> None:
+    """Keep this rank's part of a layer's weights, in place, for rows that the ranks compute together.
 
     Args:
-        model: model with the whole weights, with its adapter if it has one; not sharded yet.
+        model: model of the layer, for errors.
+        layer: layer with the whole weights, with its adapter if it has one; not sharded yet.
+        styles: style of each module that the model's plan names.
         mesh: the ranks as a DeviceMesh of one dimension.
         ranks: the same ranks.
-        apart: modules inside the layers that are divided otherwise.
+        apart: modules inside the layer that are divided otherwise.
 
     Raises:
         ConfigError: transformers has no plan for the model's attention, or its sizes do not divide.
     """
-    styles = plans.styles(model, "tp_plan")
-    for layer in loading.layers_of(model):
-        inner = {module for each in apart for module in each.modules()}
-        modules = [module for module in layer.modules() if module not in inner]
-        cut_modules = _cut_modules(model, modules, styles)
-        placed: dict[int, Placement] = {}
-        for module, style in cut_modules.items():
-            placed |= _placements(module, style, mesh.size())
-        for parent in modules:
-            children = [cut_modules[child] for child in parent.children() if child in cut_modules]
-            if COLWISE in children:
-                _gather_input(parent, ranks)
-        for module, style in cut_modules.items():
-            if style == ROWWISE:
-                _sum_output(module, ranks)
-        for module in modules:
-            _place(module, placed, mesh)
-        _use_local_weights(layer, modules)
+    inner = {module for each in apart for module in each.modules()}
+    modules = [module for module in layer.modules() if module not in inner]
+    cut_modules = _cut_modules(model, modules, styles)
+    placed: dict[int, Placement] = {}
+    for module, style in cut_modules.items():
+        placed |= _placements(module, style, mesh.size())
+    for parent in modules:
+        children = [cut_modules[child] for child in parent.children() if child in cut_modules]
+        if COLWISE in children:
+            _gather_input(parent, ranks)
+    for module, style in cut_modules.items():
+        if style == ROWWISE:
+            _sum_output(module, ranks)
+    for module in modules:
+        _place(module, placed, mesh)
+    _use_local_weights(layer, modules)
 
 
 def _cut_modules(model: Any, modules: Sequence[nn.Module], styles: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
@@ -74,11 +81,20 @@ def _cut_modules(model: Any, modules: Sequence[nn.Module], styles: Mapping[nn.Mo
         # of a module with attention, each rank needs its own heads alone: the row's tokens are all there
         if hasattr(parent, "is_causal"):
             has_attention = True
-            if not is_cut:
+            if not is_cut or _has_weights_of_heads(parent, linear):
                 raise ConfigError(_no_plan(model, type(parent).__name__))
     if not has_attention:
         raise ConfigError(_no_plan(model, type(modules[0]).__name__))
     return found
+
+
+def _has_weights_of_heads(attention: Any, linear: Sequence[nn.Module]) -> bool:
+    """Return whether an attention has weights for each head (sinks, norms over heads), which no plan cuts."""
+    own = [*attention.parameters(recurse=False)]
+    own += [p for child in attention.children() if child not in linear for p in child.parameters()]
+    head_size = getattr(attention, "head_dim", None)
+    # a norm within a head has its size, and is the same for all heads
+    return any(parameter.shape != (head_size,) for parameter in own)
 
 
 def _no_plan(model: Any, module: str) -> str:
@@ -119,9 +135,9 @@ def _gather_input(module: Any, ranks: RowRanks) -> None:
 
     def of_all_tokens(*given: Any, **named: Any) -> Any:
         if given:
-            given = (gathered_rows(given[0][0], ranks)[None], *given[1:])
+            given = (_in_two_axes(given[0], gathered_rows, ranks), *given[1:])
         else:
-            named["hidden_states"] = gathered_rows(named["hidden_states"][0], ranks)[None]
+            named["hidden_states"] = _in_two_axes(named["hidden_states"], gathered_rows, ranks)
         return forward(*given, **named)
 
     module.forward = of_all_tokens
@@ -133,9 +149,14 @@ def _sum_output(module: Any, ranks: RowRanks) -> None:
 
     def of_own_tokens(x: Tensor) -> Tensor:
         with _bias_of_first(base, ranks):
-            return summed_part(forward(x)[0], ranks)[None]
+            return _in_two_axes(forward(x), summed_part, ranks)
 
     module.forward = of_own_tokens
+
+
+def _in_two_axes(x: Tensor, exchange: Callable[[Tensor, RowRanks], Tensor], ranks: RowRanks) -> Tensor:
+    """Exchange the tokens of a tensor (…, tokens, features) whose other axes have the length 1."""
+    return exchange(x.flatten(0, -2), ranks).reshape(*x.shape[:-2], -1, x.shape[-1])
 
 
 @contextmanager

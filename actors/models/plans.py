@@ -24,6 +24,12 @@ def styles(model: Any, plan: Literal["tp_plan", "ep_plan"]) -> dict[nn.Module, s
     return {module: named[key] for name, module in base.named_modules() if (key := generic(name)) in named}
 
 
+def experts_in(layer: nn.Module) -> list[nn.Module]:
+    """Return the modules with the experts of a layer."""
+    found = (getattr(module, "experts", None) for module in layer.modules())
+    return [experts for experts in found if isinstance(experts, nn.Module)]
+
+
 def generic(name: str) -> str:
     """Return the name of a module in plans: with a star for the number of a layer."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)

@@ -21,7 +21,9 @@ from torch.overrides import TorchFunctionMode
 from actors.models import loading, plans
 from actors.models.attention.row_ranks import own_part
 from actors.models.attention.rows import PackedRow
+from schemas import routed
 from schemas.errors import ConfigError, RunFailedError
+from schemas.messages import StepBatch
 from schemas.routed import UNKNOWN, Experts, narrow
 
 KEY = "trainer.router_replay"
@@ -83,8 +85,32 @@ class _Choice(TorchFunctionMode):
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
 
 
-def install(model: Any) -> None:
+def check(batch: StepBatch, routing: Routing) -> None:
+    """Check that a batch's experts are experts of the model: on a GPU a wrong index would end the process.
+
+    Raises:
+        RunFailedError: they are not.
+    """
+    if not batch.routed_experts:
+        return
+    _, num_layers, num_chosen = batch.expert_layout
+    if (num_layers, num_chosen) != (len(routing.layers), routing.num_chosen):
+        raise RunFailedError(
+            f"{KEY}: the engine tells {num_chosen} experts in {num_layers} layers, and the model chooses "
+            f"{routing.num_chosen} in {len(routing.layers)}; do engine and trainer have the same model?"
+        )
+    least, most = routed.bounds(batch.routed_experts, batch.expert_layout)
+    if least < UNKNOWN or most >= routing.num_experts:
+        raise RunFailedError(
+            f"{KEY}: the engine tells experts {least} to {most}, and layers of the model have {routing.num_experts}; "
+            "do engine and trainer have the same model?"
+        )
+
+
+def install(model: Any) -> Routing:
     """Let the routers of a model choose what rows say (`PackedRow.experts_RLK`); without it, they choose themselves.
+
+    Experts are checked before, by `check`.
 
     Layers that are computed again in a backward pass choose the same, since they get the same row.
 
@@ -95,6 +121,7 @@ def install(model: Any) -> None:
     for number, (layer, block) in enumerate(zip(routing.layers, routing.blocks, strict=True)):
         if block is not None:
             _replay_in(layer, block, routing, number)
+    return routing
 
 
 @contextmanager
@@ -110,25 +137,19 @@ def recording(routing: Routing, into: list[Experts]) -> Iterator[None]:
     finally:
         for number in forwards:
             del _of(routing.blocks[number]).forward
-    [[first, *_], *_] = [mode.made for mode in modes.values()]
-    found = np.full((len(first), len(routing.layers), routing.num_chosen), UNKNOWN, np.int16)
     for number, mode in modes.items():
         _check_one(mode, number)
+    num_tokens = len(next(iter(modes.values())).made[0])
+    found = np.full((num_tokens, len(routing.layers), routing.num_chosen), UNKNOWN, np.int16)
+    for number, mode in modes.items():
         found[:, number] = mode.made[0].to("cpu", torch.int16).numpy()
     into.append(narrow(found))
 
 
 def _replay_in(layer: Any, block: Any, routing: Routing, number: int) -> None:
-    of_layer, of_block = layer.forward, block.forward
+    of_block = block.forward
     rows: list[PackedRow] = []
     """The row of the layer's forward pass that is under way."""
-
-    def with_row(*given: Any, packed_row: PackedRow, **named: Any) -> Any:
-        rows.append(packed_row)
-        try:
-            return of_layer(*given, packed_row=packed_row, **named)
-        finally:
-            rows.pop()
 
     def with_experts(*given: Any, **named: Any) -> Any:
         given_TK = _experts_of(rows[-1], routing, number)
@@ -139,19 +160,24 @@ def _replay_in(layer: Any, block: Any, routing: Routing, number: int) -> None:
         _check_one(mode, number)
         return found
 
-    layer.forward, block.forward = with_row, with_experts
+    block.forward = with_experts
+    # read behind it: a layer may run router and experts itself
+    of_layer = layer.forward
+
+    def with_row(*given: Any, packed_row: PackedRow, **named: Any) -> Any:
+        rows.append(packed_row)
+        try:
+            return of_layer(*given, packed_row=packed_row, **named)
+        finally:
+            rows.pop()
+
+    layer.forward = with_row
 
 
 def _experts_of(row: PackedRow, routing: Routing, layer: int) -> Tensor | None:
     """Return the experts of the tokens that this rank has in a layer; None if the row has none."""
     if row.experts_RLK is None:
         return None
-    _, num_layers, num_chosen = row.experts_RLK.shape
-    if (num_layers, num_chosen) != (len(routing.layers), routing.num_chosen):
-        raise RunFailedError(
-            f"{KEY}: the engine tells {num_chosen} experts in {num_layers} layers, and the model chooses "
-            f"{routing.num_chosen} in {len(routing.layers)}; do engine and trainer have the same model?"
-        )
     experts_RK = row.experts_RLK[:, layer]
     return experts_RK if row.ranks is None else own_part(experts_RK, row.ranks)
 

@@ -69,7 +69,9 @@ class Manifest:
 
     def is_here(self) -> bool:
         """Return whether this process can map the block: it is in host memory, or on a GPU that this process sees."""
-        return "file" in self.handle or self.handle["gpu"] in {gpu.uuid for gpu in visible_gpus() or ()}
+        # torch leaves out the driver's GPU- in front
+        seen = {gpu.uuid.removeprefix("GPU-") for gpu in visible_gpus() or ()}
+        return "file" in self.handle or self.handle["gpu"].removeprefix("GPU-") in seen
 
 
 def process_of(number: int) -> str:
@@ -139,7 +141,7 @@ def find(folder: Path, timeout: float = PATIENCE_SECONDS) -> Manifest | None:
         timeout: seconds to wait; for vLLM `inference.engine.startup_timeout`.
 
     Raises:
-        ConfigError: there was none in time.
+        TimeoutError: there was none in time.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -150,7 +152,7 @@ def find(folder: Path, timeout: float = PATIENCE_SECONDS) -> Manifest | None:
             log.info("this engine has another GPU than the trainer, so it loads the base itself (up.share_base)")
             return None
         if time.monotonic() > deadline:
-            raise ConfigError(
+            raise TimeoutError(
                 f"up.share_base: no living trainer of this machine has written {folder / MANIFEST} within "
                 f"{timeout:g} s; start trainer-0 on this machine, or set up.share_base: false"
             )

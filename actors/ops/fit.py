@@ -98,6 +98,8 @@ def _codes_findings(config: RunConfig) -> Iterator[Finding]:
         yield Finding("model.lora: empty, and the weights in model.path are quantised, so only adapters train on them")
     if config.trainer.sharding == "fsdp":
         yield Finding("trainer.sharding: fsdp can't spread the quantised weights in model.path; take none")
+    if config.up.share_base:
+        yield Finding("up.share_base: the weights in model.path are quantised, and each side lays them out; set false")
     if scheme is not None and scheme.rounds_activations and config.inference.engine.has_server:
         yield Finding(
             "model.path: its quantization_config has input_activations, so the server also rounds the inputs of "

@@ -78,6 +78,7 @@ class EngineChoice:
     def __init__(self, config: RunConfig, metrics: Metrics, make_client: Callable[[], Client]) -> None:
         self._retries, self._lease = config.rollout.completion_retries, config.bus.lease
         self._metrics, self._make_client = metrics, make_client
+        self._wants_experts = config.trainer.router_replay
         self._client: Client | None = None
         self._engines: Sequence[EnginePeer] = []
         self._presence = Presence(config.bus.lease)
@@ -145,6 +146,8 @@ class EngineChoice:
                 with span("request", waits=True, engine=engine.name, completions=ticket.num_completions):
                     completions = await self._answer(engine, ticket, prompt_ids, stop, form, images)
                 check_answer(engine, ticket, completions)
+                if self._wants_experts and ticket.purpose == "train":
+                    check_experts(engine, len(prompt_ids), completions)
                 return completions
             except RequestRefusedError as error:
                 # every engine would refuse the request for the same reason
@@ -218,6 +221,25 @@ def may_sample(engine: EnginePeer, ticket: Ticket) -> bool:
     if ticket.policy is not None:
         return engine.policy == ticket.policy
     return engine.policy.version >= ticket.min_version
+
+
+def check_experts(engine: EnginePeer, num_prompt_tokens: int, completions: Sequence[SampledCompletion]) -> None:
+    """Check that an engine has told the experts of each token that it has computed (`trainer.router_replay`).
+
+    Raises:
+        EngineError: it has not; the ticket may be tried again.
+    """
+    shapes = set[tuple[int, ...]]()
+    for one in completions:
+        told, expected = one.routed_experts, num_prompt_tokens + len(one.token_ids) - 1
+        if told is None or len(told) != expected:
+            raise EngineError(
+                f"{engine.name} at {engine.url}: experts of {0 if told is None else len(told)} tokens, and it has "
+                f"computed {expected} (trainer.router_replay)"
+            )
+        shapes.add(told.shape[1:])
+    if len(shapes) > 1:
+        raise EngineError(f"{engine.name} at {engine.url}: experts of completions differ in layers: {sorted(shapes)}")
 
 
 def check_answer(engine: EnginePeer, ticket: Ticket, completions: Sequence[SampledCompletion]) -> None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from bus import codec
 from bus.parts import Assembly, messages_of
-from schemas import limits
+from schemas import limits, routed
 from schemas.errors import DecodeError, MessageTooLargeError
 from schemas.messages import BatchPart, StepBatch, drop_fields
 
@@ -165,3 +165,18 @@ def test_parts_of_another_packer_or_gang_belong_to_no_assembly() -> None:
     assert assembly.belongs(parts_of(batch(700))[1])
     for change in ({"term": 4}, {"incarnation": 3}):
         assert not assembly.belongs(parts_of(batch(700, **change))[1])
+
+
+def test_experts_count_towards_the_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be many times the arrays, in more frames than any other message has."""
+    small = batch(1)
+    assert messages_of(small) == [small]
+    monkeypatch.setattr(routed, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(limits, "DATA_FRAME_BYTES", 1000)
+    pieces, layout = routed.packed(np.arange(5 * 1200 * 8, dtype=np.int16).reshape(5, 1200, 8) % 9)
+    large = small.model_copy(update={"routed_experts": pieces, "expert_layout": layout})
+    parts = [received(part) for part in messages_of(large)]
+    assert len(parts) > 40
+    assembly = Assembly(parts[0])  # type: ignore[arg-type]
+    whole = [found for part in parts if (found := assembly.add(part)) is not None]  # type: ignore[arg-type]
+    assert [one.equals(large) for one in whole] == [True]

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from actors.engines.embedded.room import check_cache_fits
+from actors.engines.protocol import EngineStoppedError
 from schemas.config import RunConfig
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 
@@ -17,7 +18,12 @@ def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, server_inde
     from actors.engines.embedded.engine import EmbeddedEngine
     from actors.models import shared_base
 
-    base = shared_base.find(config.output) if config.up.share_base else None
+    base = None
+    if config.up.share_base:
+        try:
+            base = shared_base.find(config.output)
+        except TimeoutError as error:  # the next start of this actor may find one
+            raise EngineStoppedError(str(error)) from None
     decoder = Decoder(config.model, engine, norm_noise(config), base, config.trainer.router_replay)
     if decoder.device.type == "cuda":
         received = decoder.version_bytes if config.weights.channel == "device" else 0

@@ -50,9 +50,12 @@ class Decoder:
             make_deterministic(self.device)
         self.shared_base = shared_base
         """Description of the trainer's base, whose memory this model uses; None: all weights are its own."""
-        self.model: nn.Module = loading.load_model(config, dtype, attention=cache.NAME)
+        # a device with a shared base has no room for a second one
+        loaded_as = config if shared_base is None else config.model_copy(update={"device": "cpu"})
+        self.model: nn.Module = loading.load_model(loaded_as, dtype, attention=cache.NAME)
         if shared_base is not None:
             use(self.model, shared_base)
+            self.model.to(self.device)
         if config.lora is not None:
             self.model = loading.add_lora(self.model, config)
         self._routing = Routing(self.model) if tells_experts else None

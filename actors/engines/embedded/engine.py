@@ -179,8 +179,7 @@ class EmbeddedEngine(Tokenizing):
         Raises:
             EngineStoppedError: the engine has failed.
         """
-        if gone := self._base_ended():
-            raise EngineStoppedError(gone)
+        self._check_base()
         with self._changed:
             if self._failure is not None:
                 self._ensure_alive()
@@ -194,9 +193,14 @@ class EmbeddedEngine(Tokenizing):
             self._changed.notify()
         self._thread.join(10.0)
 
-    def _base_ended(self) -> str:
-        """Return the reason why the model's base may be gone; empty if it is there, or is the model's own."""
-        return self._decoder.shared_base.ended() if self._decoder.shared_base is not None else ""
+    def _check_base(self) -> None:
+        """Check that the model's base is there. A trainer that lives now has lived while a token was computed.
+
+        Raises:
+            EngineStoppedError: the trainer whose memory it is has ended.
+        """
+        if self._decoder.shared_base is not None and (gone := self._decoder.shared_base.ended()):
+            raise EngineStoppedError(gone)
 
     def _ensure_alive(self) -> None:
         if self._failure is not None:
@@ -261,9 +265,7 @@ class EmbeddedEngine(Tokenizing):
                     logits_BV = self._decoder.decode(*self._running.last_tokens(), self._running.shifts())
                     self._running.tell_experts(self._decoder.experts_T)
                     self._draw(0, logits_BV)
-                    # a trainer that lives now has lived while this was computed
-                    if gone := self._base_ended():
-                        raise EngineStoppedError(gone)
+                    self._check_base()
                     self._answer(0)
                     self._rounds.add(begun, time.monotonic(), completions=count)
                 self._busy_seconds += time.monotonic() - started
@@ -405,6 +407,7 @@ class EmbeddedEngine(Tokenizing):
                 self._one_by_one = len(admitted)
             return
         self._num_failed = 0
+        self._check_base()
         self._answer(first)
 
     def _fail(self, request: Request, error: Exception) -> None:

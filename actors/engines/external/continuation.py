@@ -52,15 +52,17 @@ def joined(so_far: Completion, rest: Completion) -> Completion:
         rest.finish_reason,
         stop_reason=rest.stop_reason,
         top_logprobs=so_far.top_logprobs + rest.top_logprobs,
-        routed_experts=_joined_experts(so_far.routed_experts, rest.routed_experts),
+        routed_experts=_joined_experts(so_far, rest),
     )
 
 
-def _joined_experts(so_far: Experts | None, rest: Experts | None) -> Experts | None:
+def _joined_experts(so_far: Completion, rest: Completion) -> Experts | None:
     """Return the experts of all tokens, each as it was computed first: the rest tells of all, the prompt included."""
-    if so_far is None or rest is None:
-        return so_far if rest is None else rest
-    return np.concatenate([so_far, rest[len(so_far) :]])
+    first, last = so_far.routed_experts, rest.routed_experts
+    if last is None:
+        # an abort before the next token tells none, and there are none to tell
+        return None if rest.token_ids else first
+    return last if first is None else np.concatenate([first, last[len(first) :]])
 
 
 def cut_at_stop(whole: Completion, stop: Sequence[str], detokenize: Detokenize, min_tokens: int = 0) -> Completion:

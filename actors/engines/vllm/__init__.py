@@ -12,6 +12,7 @@ engine    all of these as an `Engine`
 
 from typing import TYPE_CHECKING
 
+from actors.engines.protocol import EngineStoppedError
 from actors.process.devices import shares_gpu
 from actors.process.output_dir import take
 from bus.run_folder import scratch_of
@@ -35,7 +36,12 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
     if not engine.attached:
         memory = beside_trainer(config, engine) if shares_gpu() else beside_receiver(config, engine)
     noise = norm_noise(config)
-    base = shared_base.find(config.output, engine.startup_timeout) if config.up.share_base else None
+    base = None
+    if config.up.share_base:
+        try:
+            base = shared_base.find(config.output, engine.startup_timeout)
+        except TimeoutError as error:  # the next start of this actor may find one
+            raise EngineStoppedError(str(error)) from None
     return VllmEngine(
         config.model,
         engine,

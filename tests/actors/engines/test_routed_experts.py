@@ -147,6 +147,8 @@ def test_a_continued_completion_keeps_the_experts_of_its_first_part() -> None:
     late = joined(part([], None, 1, "abort"), part([9, 3], 5, 2, "stop"))
     assert late.routed_experts is not None
     assert len(late.routed_experts) == 5
+    # a rest with tokens and without experts leaves none
+    assert joined(part([7, 8], 5, 1, "abort"), part([9], None, 2, "stop")).routed_experts is None
     early = joined(part([7, 8], 5, 1, "abort"), part([], None, 2, "stop"))
     assert early.routed_experts is not None
     assert len(early.routed_experts) == 5

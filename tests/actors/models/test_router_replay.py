@@ -242,7 +242,37 @@ def test_models_without_such_a_choice_are_refused(model_folder: Any, tmp_path: P
     """Dense ones, and experts of another model than the trainer's."""
     with pytest.raises(ConfigError, match=r"router_replay: Qwen3ForCausalLM has no layers with experts"):
         router_replay.install(models.plain(model_folder("qwen3")))
-    model = model_of("qwen3_moe")
-    router_replay.install(model)
-    with pytest.raises(RunFailedError, match="the engine tells 3 experts in 2 layers, and the model chooses 2 in 2"):
-        logprobs(model, row_of(told(2, 4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("experts", "problem"),
+    [
+        (told(2, 4, 3), "the engine tells 3 experts in 2 layers, and the model chooses 2 in 2"),
+        (told(3, 4, 2), "the engine tells 2 experts in 3 layers"),
+        (told(2, 4, 2) + 1, "the engine tells experts 1 to 4, and layers of the model have 4"),
+        (told(2, 4, 2) - 2, "the engine tells experts -2 to 1"),
+    ],
+)
+def test_experts_of_another_model_are_refused_before_a_layer_runs(experts: Any, problem: str) -> None:
+    """On a GPU a wrong index would end the process without a word on it."""
+    batch = step_batch(random_samples())
+    routing = router_replay.install(model_of("qwen3_moe"))
+    router_replay.check(batch, routing)
+    pieces, layout = packed(experts)
+    with pytest.raises(RunFailedError, match=problem):
+        router_replay.check(batch.model_copy(update={"routed_experts": pieces, "expert_layout": layout}), routing)
+
+
+def test_a_layer_that_runs_its_experts_itself_is_replayed() -> None:
+    """As in Gemma 4: router and experts are children of the decoder layer."""
+    plain, nested = model_of("qwen3_moe"), model_of("qwen3_moe")
+    for layer in loading.layers_of(nested):
+        inner = layer.mlp
+        layer.experts = inner.experts  # found before the module inside
+    routing = Routing(nested)
+    assert routing.blocks == routing.layers
+    micro = row_of(told(2, 4, 2))
+    for model in (plain, nested):
+        router_replay.install(model)
+    assert torch.equal(logprobs(nested, micro), logprobs(plain, micro))
+    assert not torch.equal(logprobs(nested, micro), logprobs(nested, row_of()))

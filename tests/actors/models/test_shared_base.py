@@ -17,6 +17,8 @@ from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import EngineStoppedError, SampleRequest
 from actors.learner.learner import TorchLearner
 from actors.models import shared_base
+from actors.models.shared_base import Manifest
+from actors.process.devices import Gpu
 from bus.weights.inside.grpo_actors_handles import opened, tensors_in
 from schemas.config import RunConfig, check_tree
 from schemas.config.embedded_engine import EmbeddedEngineConfig
@@ -32,6 +34,8 @@ import sys, time
 from pathlib import Path
 import torch
 from actors.models import shared_base
+from actors.models.shared_base import Manifest
+from actors.process.devices import Gpu
 from tests import models
 block = shared_base.share(models.plain(Path(sys.argv[1])), torch.device("cpu"), Path(sys.argv[2]))
 print("ready", flush=True)
@@ -136,7 +140,7 @@ def test_an_engine_stops_when_the_owner_is_killed(owner: Any, model_folder: Mode
     finally:
         engine.close()
     # killed and not yet waited for is dead too
-    with pytest.raises(ConfigError, match=r"up.share_base: no living trainer .* within 0.3 s; start trainer-0"):
+    with pytest.raises(TimeoutError, match=r"up.share_base: no living trainer .* within 0.3 s; start trainer-0"):
         shared_base.find(config.output, 0.3)
 
 
@@ -145,7 +149,7 @@ def test_an_engine_waits_for_the_first_trainer(tmp_path: Path, model_folder: Mod
     tmp_path.joinpath("run").mkdir()
     late = {"owner": "1:0", "handle": {"file": "/proc/1/fd/3", "num_bytes": 1}, "tensors": [], "rooms": {}}
     (tmp_path / "run" / shared_base.MANIFEST).write_text(json.dumps(late))
-    with pytest.raises(ConfigError, match="no living trainer"):
+    with pytest.raises(TimeoutError, match="no living trainer"):
         shared_base.find(tmp_path / "run", 0.3)
     begun = time.monotonic()
     command = [sys.executable, "-c", OWNER, str(model_folder("qwen3")), str(tmp_path / "run")]
@@ -170,6 +174,31 @@ def test_a_base_on_another_gpu_is_not_waited_for(tmp_path: Path) -> None:
     }
     (tmp_path / shared_base.MANIFEST).write_text(json.dumps(record))
     assert shared_base.find(tmp_path, 0.1) is None
+
+
+def test_a_completion_of_one_token_is_not_given_out_either(
+    owner: Any, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """It ends with the prefill."""
+    config = run(model_folder("qwen3"), tmp_path)
+    limits = EmbeddedEngineConfig(type="embedded")
+    manifest = shared_base.find(config.output, 10.0)
+    engine = EmbeddedEngine(config.model, limits, "interrupt", Decoder(config.model, limits, shared_base=manifest))
+    owner.kill()
+    owner.wait()
+    with pytest.raises(EngineStoppedError, match="the trainer with the shared base has ended"):
+        engine.submit(SampleRequest([1, 2, 3], 1, 1, seed=0)).result(60.0)
+    engine.close()
+
+
+@pytest.mark.parametrize("told", ["GPU-aa-bb", "aa-bb"])
+def test_a_base_on_a_gpu_of_this_process_is_here(told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The driver writes GPU- in front of the name, and torch does not."""
+    monkeypatch.setattr(shared_base, "visible_gpus", lambda: [Gpu("0", uuid="GPU-xx"), Gpu("1", uuid="GPU-aa-bb")])
+    found = Manifest(tmp_path, "1:1:x", {"gpu": told, "num_bytes": 1}, [], {})
+    assert found.is_here()
+    monkeypatch.setattr(shared_base, "visible_gpus", lambda: [Gpu("0", uuid="GPU-xx")])
+    assert not found.is_here()
 
 
 def test_another_model_is_refused(model_folder: ModelFolder, tmp_path: Path) -> None:
@@ -214,6 +243,11 @@ def _tree(**sections: Any) -> dict[str, Any]:
         ({"inference": {"engine": {"type": "fake"}}}, "up.share_base: needs engine vllm or embedded"),
         ({"inference": {"engine": {"type": "vllm", "tensor_parallel_size": 2}}}, "up.share_base: needs engine vllm"),
         ({"inference": {"engine": {"type": "vllm", "urls": ["http://h:1"]}}}, "up.share_base: needs engine vllm or"),
+        (
+            {"inference": {"engine": {"type": "vllm", "quantization": "fp8"}}},
+            "up.share_base: not with inference.engine",
+        ),
+        ({"inference": {"engine": {"type": "vllm", "extra_args": ["--load-format=auto"]}}}, "share_base: not with inf"),
         ({"up": {"colocate": "turns"}}, "up.share_base: not with up.colocate: turns"),
     ],
 )

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from actors.engines.http.client import EngineError, RequestRefusedError, SampledCompletion
-from actors.rollout.engine_choice import EngineChoice, may_sample
+from actors.rollout.engine_choice import EngineChoice, check_experts, may_sample
 from actors.rollout.held import AttemptError
 from actors.telemetry.metrics import Metrics
 from schemas.messages import PolicyVersion
@@ -110,3 +112,31 @@ async def test_refused_request_is_not_repeated(engines, client):
     with pytest.raises(AttemptError, match="n is too large"):
         await engines.ask(ticket(), [1])
     assert client.asked == ["a"]
+
+
+def test_answers_without_the_experts_of_all_tokens_are_asked_for_again(tmp_path, client, monkeypatch):
+    """With router replay, in training: otherwise the trainer would choose by itself, and nobody would hear of it."""
+
+    def told(tokens: int, layers: int = 2) -> SampledCompletion:
+        return replace(completion([5, 6], [(0, 1, 3)]), routed_experts=np.zeros((tokens, layers, 2), np.int8))
+
+    peer = engine("e", 3)
+    check_experts(peer, 3, [told(4), told(4)])
+    for wrong in (completion([5, 6], [(0, 1, 3)]), told(5), told(3)):
+        with pytest.raises(EngineError, match="and it has computed 4"):
+            check_experts(peer, 3, [told(4), wrong])
+    with pytest.raises(EngineError, match="experts of completions differ in layers"):
+        check_experts(peer, 3, [told(4), told(4, layers=3)])
+
+    async def ask(purpose: str):
+        config = ring_config(tmp_path, bus={"lease": 600.0, "resend_after": 600.0})
+        trainer = config.trainer.model_copy(update={"router_replay": True})
+        replaying = config.model_copy(update={"trainer": trainer})
+        async with EngineChoice(replaying, Metrics("rollout"), lambda: client) as made:
+            monkeypatch.setattr(made, "_lease", 0.2)
+            made.note(0.0, directive(engines=[peer]))
+            return await made.ask(ticket().model_copy(update={"purpose": purpose}), [1, 2, 3])
+
+    with pytest.raises(AttemptError, match=r"trainer\.router_replay"):
+        asyncio.run(ask("train"))
+    assert len(asyncio.run(ask("eval"))) == 2
