@@ -35,7 +35,7 @@ class UpConfig(Section):
     """Whether trainer and engines on its device hold the frozen base under an adapter once: the trainer's weights,
     which engines map. For `model.lora` without quantisation, one trainer rank, and engine vllm or embedded, started by
     this run without tensor or data parallelism. When the trainer ends, engines start again. Not with `colocate: turns`.
-    On CPUs, trainer and engines must be on one machine."""
+    Trainer and engines must be on one machine."""
     torch_threads: Free[dict[Literal["trainer", "inference"], int]] = {}
     """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
     fork_server: Free[bool] = True
