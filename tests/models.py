@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Gemma2Config,
@@ -64,6 +65,24 @@ VISION: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 """A tower of three layers, for patches of 4 × 4 pixels; a token of an image stands for 8 × 8."""
+WITHOUT_HEAD_DIM = {name: value for name, value in SMALL.items() if name != "head_dim"}
+FURTHER: dict[str, dict[str, Any]] = {
+    "gemma3_text": SMALL | {"sliding_window": WINDOW, "query_pre_attn_scalar": 8},
+    "granite": WITHOUT_HEAD_DIM | {"residual_multiplier": 0.5, "attention_multiplier": 0.3, "logits_scaling": 2.0},
+    "exaone4": WITHOUT_HEAD_DIM,
+    "cohere": WITHOUT_HEAD_DIM,
+    "qwen2_moe": WITHOUT_HEAD_DIM
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24},
+    "ernie4_5_moe": WITHOUT_HEAD_DIM
+    | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 1},
+    "deepseek_v3": WITHOUT_HEAD_DIM
+    | {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 2, "topk_group": 1,
+        "first_k_dense_replace": 1, "n_shared_experts": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+"""Families with other layers: norms behind layers, multipliers, parallel branches, shared and dense experts."""
 SEEING = ("qwen3_vl", "qwen2_5_vl")
 """Families that see images."""
 
@@ -96,6 +115,8 @@ def config(family: str) -> PretrainedConfig:
     """
     if family in SEEING:
         return seeing_config(family)
+    if family in FURTHER:
+        return AutoConfig.for_model(family, **FURTHER[family], tie_word_embeddings=False)
     if family == "qwen3":
         return Qwen3Config(**SMALL, tie_word_embeddings=True)
     if family == "llama":

@@ -15,5 +15,5 @@ def test_the_page_on_security_shows_the_table_of_limits_as_it_is() -> None:
 def test_every_limit_of_the_table_is_told_in_its_unit() -> None:
     """Sizes that are whole mebibytes or kibibytes are told so, others as they are."""
     told = limits.describe()
-    for text in ("64 MiB", "512 KiB", "4096 keys", "40 frames", "200 bytes"):
+    for text in ("64 MiB", "512 KiB", "4096 keys", "320 frames", "200 bytes"):
         assert text in told

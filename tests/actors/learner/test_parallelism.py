@@ -16,13 +16,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from actors.learner import tensor_parallel
 from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.fsdp import FullySharded
 from actors.learner.learner import TorchLearner
 from actors.learner.ranks import SINGLE_RANK, RanksBrokenError
-from actors.models import loading
+from actors.models import loading, plans
 from schemas.config import RunConfig, check_tree
 from schemas.config.resume import as_tree
 from schemas.errors import ConfigError
@@ -238,6 +239,39 @@ def test_ranks_with_parts_of_the_weights_make_the_steps_of_one(
     for ours, theirs in zip(found.values, alone.values, strict=True):
         for name in set(ours) - {"torch_threads"}:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5, nan_ok=True), name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        *((family, "tensor_parallel") for family in models.FURTHER if family != "deepseek_v3"),
+        *((family, "expert_parallel") for family in ("qwen2_moe", "ernie4_5_moe", "deepseek_v3")),
+    ],
+)
+def test_further_families_are_divided_by_their_plans(
+    family: str, way: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Experts that get tokens in two axes, dense layers in front, shared experts, norms in other places."""
+    config = config_of(model_folder, family=family, **{way: 2})
+    found = sharded(tmp_path / "ranks", config, [1, 2])
+    assert_near(found, whole(config, [1, 2], num_batches=config.trainer.row_groups))
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "module"),
+    [("cohere", {"use_qk_norm": True}, "CohereAttention"), ("deepseek_v3", {}, "DeepseekV3Attention")],
+)
+def test_attention_that_no_plan_cuts_whole_is_refused(family: str, changed: dict[str, Any], module: str) -> None:
+    """Norms over all heads stay whole, while a rank has some of the heads; latent attention has no plan."""
+    config = models.config(family)
+    config.update(changed)
+    model = AutoModelForCausalLM.from_config(config)
+    layer = next(iter(loading.layers_of(model)))
+    styles = plans.styles(model, "tp_plan")
+    with pytest.raises(ConfigError, match=f"tensor_parallel: transformers has no plan that cuts {module} of "):
+        tensor_parallel.cut(model, layer, styles, None, None)
 
 
 @pytest.mark.long
