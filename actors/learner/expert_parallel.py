@@ -29,7 +29,7 @@ def check(model: Any, size: int) -> None:
     """
     _styles()
     named = {module for module, style in plans.styles(model, "ep_plan").items() if style == DISPATCHED}
-    layers = [experts for layer in loading.layers_of(model) for experts in plans.experts_in(layer)]
+    layers = [block.experts for layer in loading.layers_of(model) for block in plans.blocks_in(layer)]
     if not layers or not named.issuperset(layers):
         name = type(plans.base_of(model)).__name__
         raise ConfigError(f"{KEY}: transformers has no plan that sends tokens to the experts of {name}; set 1")

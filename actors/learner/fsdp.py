@@ -173,7 +173,7 @@ def shard(
     for layer in loading.layers_of(model):
         experts: list[nn.Module] = []
         if meshes.experts is not None or meshes.tensor is not None:
-            experts = plans.experts_in(layer)
+            experts = [block.experts for block in plans.blocks_in(layer)]
         for module in experts:
             if meshes.experts is not None:
                 expert_parallel.spread(module, meshes.experts["experts"])

@@ -157,6 +157,7 @@ class TorchLearner:
         loaded_as = config.model_copy(update={"device": "cpu"}) if self._shares_base else config
         model = loading.load_model(self._parallelism.loaded_as(loaded_as), base_dtype, attention=kernel)
         if self._shares_base:
+            # kept: other processes can't map a block that is freed
             self._base = shared_base.share(model, self._device, self._config.output)
         if not config.dropout:
             loading.switch_off_dropout(model)

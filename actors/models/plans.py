@@ -24,10 +24,9 @@ def styles(model: Any, plan: Literal["tp_plan", "ep_plan"]) -> dict[nn.Module, s
     return {module: named[key] for name, module in base.named_modules() if (key := generic(name)) in named}
 
 
-def experts_in(layer: nn.Module) -> list[nn.Module]:
-    """Return the modules with the experts of a layer."""
-    found = (getattr(module, "experts", None) for module in layer.modules())
-    return [experts for experts in found if isinstance(experts, nn.Module)]
+def blocks_in(layer: nn.Module) -> list[Any]:
+    """Return the modules of a layer that run router and experts, the experts being their child `experts`."""
+    return [module for module in layer.modules() if isinstance(getattr(module, "experts", None), nn.Module)]
 
 
 def generic(name: str) -> str:

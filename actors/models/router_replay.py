@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from actors.models import loading, plans
@@ -45,7 +45,7 @@ class Routing:
     def __init__(self, model: Any) -> None:
         config = plans.base_of(model).config.get_text_config()
         self.layers = loading.layers_of(model)
-        self.blocks = [_block_of(layer) for layer in self.layers]
+        self.blocks: list[Any] = [next(iter(plans.blocks_in(layer)), None) for layer in self.layers]
         """Module with router and experts of each layer; None: a dense layer."""
         self.num_experts, self.num_chosen = (_first_of(config, names) for names in (COUNTS, CHOSEN))
         if not any(self.blocks) or not self.num_experts or not self.num_chosen:
@@ -127,21 +127,21 @@ def install(model: Any) -> Routing:
 @contextmanager
 def recording(routing: Routing, into: list[Experts]) -> Iterator[None]:
     """Append the experts (tokens, layers, experts per token) of one forward pass of the model to a list."""
-    modes: dict[int, _Choice] = {}
-    forwards = {number: block.forward for number, block in enumerate(routing.blocks) if block is not None}
-    for number, forward in forwards.items():
-        modes[number] = _Choice(routing, None)
-        _of(routing.blocks[number]).forward = _under(modes[number], forward)
+    running = [
+        (number, block, _Choice(routing, None)) for number, block in enumerate(routing.blocks) if block is not None
+    ]
+    for _, block, mode in running:
+        block.forward = _under(mode, block.forward)
     try:
         yield
     finally:
-        for number in forwards:
-            del _of(routing.blocks[number]).forward
-    for number, mode in modes.items():
+        for _, block, _ in running:
+            del block.forward
+    for number, _, mode in running:
         _check_one(mode, number)
-    num_tokens = len(next(iter(modes.values())).made[0])
+    num_tokens = len(running[0][2].made[0])
     found = np.full((num_tokens, len(routing.layers), routing.num_chosen), UNKNOWN, np.int16)
-    for number, mode in modes.items():
+    for number, _, mode in running:
         found[:, number] = mode.made[0].to("cpu", torch.int16).numpy()
     into.append(narrow(found))
 
@@ -196,16 +196,6 @@ def _check_one(mode: _Choice, layer: int) -> None:
             f"{KEY}: the router of layer {layer} chose experts {len(mode.made)} times, not once, so its choice can't "
             "be told; set trainer.router_replay: false"
         )
-
-
-def _block_of(layer: nn.Module) -> Any:
-    """Return the module of a layer that runs router and experts; None if there is none."""
-    return next((module for module in layer.modules() if isinstance(getattr(module, "experts", None), nn.Module)), None)
-
-
-def _of(block: Any) -> Any:
-    assert block is not None
-    return block
 
 
 def _first_of(config: Any, names: tuple[str, ...]) -> int:

@@ -133,12 +133,12 @@ def share(model: Any, device: torch.device, folder: Path) -> Block:
     return block
 
 
-def find(folder: Path, timeout: float = PATIENCE_SECONDS) -> Manifest | None:
+def find(folder: Path, timeout: float) -> Manifest | None:
     """Return the manifest of a living trainer, waiting for it; None if its block is on another GPU than ours.
 
     Args:
         folder: folder of the run.
-        timeout: seconds to wait; for vLLM `inference.engine.startup_timeout`.
+        timeout: seconds to wait.
 
     Raises:
         TimeoutError: there was none in time.

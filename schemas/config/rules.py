@@ -98,14 +98,8 @@ def _base_can_be_shared(config: "RunConfig") -> Iterator[str]:
     if config.inference.attached or not engine.maps_base:
         yield (
             "up.share_base: needs engine vllm or embedded, started by this run, with tensor_parallel_size and "
-            "data_parallel_size 1"
-        )
-    quantised = getattr(engine, "quantization", None)
-    loads = any(word.startswith("--load-format") for word in getattr(engine, "extra_args", ()))
-    if quantised or loads:
-        yield (
-            "up.share_base: not with inference.engine.quantization, or --load-format in extra_args: the server has the "
-            "trainer's weights as they are"
+            "data_parallel_size 1, without inference.engine.quantization, and without --load-format in extra_args: the "
+            "server has the trainer's weights as they are"
         )
     if config.up.colocate == "turns":
         yield "up.share_base: not with up.colocate: turns, in which weights leave the device"

@@ -117,8 +117,9 @@ class VllmEngineConfig(EngineBase):
 
     @property
     def maps_base(self) -> bool:
-        """True if the server is started by this run, and has one worker."""
-        return self.num_gpus == 1
+        """True if the server is started by this run, has one worker, and takes weights as they are."""
+        loads = any(word.startswith("--load-format") for word in self.extra_args)
+        return self.num_gpus == 1 and self.quantization is None and not loads
 
     def max_tokens_per_sequence(self) -> dict[str, int]:
         """Return `max_model_len`, if it is set."""

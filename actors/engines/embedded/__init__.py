@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from actors.engines.embedded.room import check_cache_fits
-from actors.engines.protocol import EngineStoppedError
+from actors.engines.trainers_base import trainers_base
 from schemas.config import RunConfig
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 
@@ -16,15 +16,8 @@ def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, server_inde
     from actors.algorithms.noise import norm_noise
     from actors.engines.embedded.decoder import Decoder  # imports torch, as does the engine
     from actors.engines.embedded.engine import EmbeddedEngine
-    from actors.models import shared_base
 
-    base = None
-    if config.up.share_base:
-        try:
-            base = shared_base.find(config.output)
-        except TimeoutError as error:  # the next start of this actor may find one
-            raise EngineStoppedError(str(error)) from None
-    decoder = Decoder(config.model, engine, norm_noise(config), base, config.trainer.router_replay)
+    decoder = Decoder(config.model, engine, norm_noise(config), trainers_base(config), config.trainer.router_replay)
     if decoder.device.type == "cuda":
         received = decoder.version_bytes if config.weights.channel == "device" else 0
         check_cache_fits(engine, decoder.token_bytes, decoder.free_bytes() - received)

@@ -12,7 +12,7 @@ engine    all of these as an `Engine`
 
 from typing import TYPE_CHECKING
 
-from actors.engines.protocol import EngineStoppedError
+from actors.engines.trainers_base import trainers_base
 from actors.process.devices import shares_gpu
 from actors.process.output_dir import take
 from bus.run_folder import scratch_of
@@ -28,7 +28,6 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
     from actors.algorithms.noise import norm_noise  # imports torch
     from actors.engines.vllm.engine import VllmEngine
     from actors.engines.vllm.shared_gpu import beside_receiver, beside_trainer
-    from actors.models import shared_base
 
     take(config)  # the server's log is written there
     log, scratch = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not engine.attached)
@@ -36,12 +35,6 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
     if not engine.attached:
         memory = beside_trainer(config, engine) if shares_gpu() else beside_receiver(config, engine)
     noise = norm_noise(config)
-    base = None
-    if config.up.share_base:
-        try:
-            base = shared_base.find(config.output, engine.startup_timeout)
-        except TimeoutError as error:  # the next start of this actor may find one
-            raise EngineStoppedError(str(error)) from None
     return VllmEngine(
         config.model,
         engine,
@@ -52,6 +45,6 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
         noise,
         memory,
         takes_turns=config.up.colocate == "turns",
-        base=base,
+        base=trainers_base(config, engine.startup_timeout),
         tells_experts=config.trainer.router_replay,
     )

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from actors.learner import tensor_parallel
+from actors.learner import expert_parallel, tensor_parallel
 from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.fsdp import FullySharded
 from actors.learner.learner import TorchLearner
@@ -272,6 +272,27 @@ def test_attention_that_no_plan_cuts_whole_is_refused(family: str, changed: dict
     styles = plans.styles(model, "tp_plan")
     with pytest.raises(ConfigError, match=f"tensor_parallel: transformers has no plan that cuts {module} of "):
         tensor_parallel.cut(model, layer, styles, None, None)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "problem"),
+    [
+        ("qwen3", 2, "transformers has no plan that sends tokens to the experts of Qwen3ForCausalLM; set 1"),
+        ("qwen3_moe", 3, "3 ranks can't divide the 4 experts of a layer; set a divisor"),
+    ],
+)
+def test_experts_that_can_not_be_divided_are_refused(family: str, size: int, problem: str) -> None:
+    """Before a weight is moved."""
+    with pytest.raises(ConfigError, match=f"trainer.expert_parallel: {problem}"):
+        expert_parallel.check(AutoModelForCausalLM.from_config(models.config(family)), size)
+
+
+def test_an_old_transformers_is_refused_with_the_version_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no code that sends tokens to experts."""
+    monkeypatch.setitem(sys.modules, "transformers.distributed.tensor_parallel", None)
+    model = AutoModelForCausalLM.from_config(models.config("qwen3_moe"))
+    with pytest.raises(ConfigError, match=r"expert_parallel: needs a newer transformers, .*; install 5.19"):
+        expert_parallel.check(model, 2)
 
 
 @pytest.mark.long

@@ -276,3 +276,15 @@ def test_a_layer_that_runs_its_experts_itself_is_replayed() -> None:
         router_replay.install(model)
     assert torch.equal(logprobs(nested, micro), logprobs(plain, micro))
     assert not torch.equal(logprobs(nested, micro), logprobs(nested, row_of()))
+
+
+def test_a_router_that_chooses_twice_is_refused_in_words() -> None:
+    """Its choice can't be told, while rows without experts are computed as before."""
+    model = model_of("qwen3_moe")
+    for block in Routing(model).blocks:
+        once = block.gate.forward
+        block.gate.forward = lambda hidden, once=once: once(hidden) and once(hidden)
+    router_replay.install(model)
+    assert torch.isfinite(logprobs(model, row_of())).all()
+    with pytest.raises(RunFailedError, match="the router of layer 0 chose experts 2 times, not once"):
+        logprobs(model, row_of(told(2, 4, 2)))

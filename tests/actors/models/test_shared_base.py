@@ -245,9 +245,12 @@ def _tree(**sections: Any) -> dict[str, Any]:
         ({"inference": {"engine": {"type": "vllm", "urls": ["http://h:1"]}}}, "up.share_base: needs engine vllm or"),
         (
             {"inference": {"engine": {"type": "vllm", "quantization": "fp8"}}},
-            "up.share_base: not with inference.engine",
+            "up.share_base: .* without inference.engine.quantization",
         ),
-        ({"inference": {"engine": {"type": "vllm", "extra_args": ["--load-format=auto"]}}}, "share_base: not with inf"),
+        (
+            {"inference": {"engine": {"type": "vllm", "extra_args": ["--load-format=auto"]}}},
+            "share_base: .* without --load-format",
+        ),
         ({"up": {"colocate": "turns"}}, "up.share_base: not with up.colocate: turns"),
     ],
 )
