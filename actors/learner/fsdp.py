@@ -96,6 +96,7 @@ class FullySharded:
         self._ranks = ranks
         self._watch = CollectiveWatch(shall_wait, ranks.abort if device.type == "cuda" else None)
         trainer = self._trainer
+        check_divides(model, trainer)
         with self._watch.watching():
             line = ranks.mesh(device)
         if trainer.ranks_per_row > 1:
@@ -138,6 +139,22 @@ class FullySharded:
         self._ranks.exchange(NOTHING)
 
 
+def check_divides(model: nn.Module, trainer: TrainerConfig) -> None:
+    """Check that ranks can divide a model's weights and experts as configured.
+
+    Args:
+        model: model with the whole weights, with its adapter if it has one; values are not read.
+        trainer: configuration of the ranks.
+
+    Raises:
+        ConfigError: transformers has no plan for the model, or sizes do not divide.
+    """
+    if trainer.tensor_parallel > 1:
+        tensor_parallel.check(model, trainer.tensor_parallel)
+    if trainer.expert_parallel > 1:
+        expert_parallel.check(model, trainer.expert_parallel)
+
+
 def _grid(ranks: GlooRanks, device: torch.device, columns: int, names: tuple[str, str]) -> Any:
     return ranks.grid(device, columns, names) if columns > 1 else None
 
@@ -165,8 +182,6 @@ def shard(
     tower = vision_part(model)
     whole = set(tower.to(device, dtype).parameters()) if tower is not None else None
     wrap = partial(_wrap, policy, whole)
-    if meshes.experts is not None:
-        expert_parallel.check(model, meshes.experts["experts"].size())
     styles = plans.styles(model, "tp_plan")
     sharded: list[Any] = []
     # a layer at a time, since all of it is on the device before the rank keeps a part

@@ -21,12 +21,30 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from actors.models import plans
+from actors.models import loading, plans
 from actors.models.attention.row_ranks import RowRanks, gathered_rows, summed_part
 from actors.models.plans import COLWISE, ROWWISE
 from schemas.errors import ConfigError
 
 KEY = "trainer.tensor_parallel"
+
+
+def check(model: Any, size: int) -> None:
+    """Check that ranks can cut each layer of a model.
+
+    Args:
+        model: model with the whole weights, with its adapter if it has one; values are not read.
+        size: number of ranks.
+
+    Raises:
+        ConfigError: transformers has no plan for the model's attention, or its sizes do not divide.
+    """
+    styles = plans.styles(model, "tp_plan")
+    for layer in loading.layers_of(model):
+        inner = {module for block in plans.blocks_in(layer) for module in block.experts.modules()}
+        modules = [module for module in layer.modules() if module not in inner]
+        for module, style in _cut_modules(model, modules, styles).items():
+            _placements(module, style, size)
 
 
 def cut(

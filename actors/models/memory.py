@@ -16,19 +16,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actors.models import attention, loading, plans
+from actors.models import loading, plans
 from actors.models.attention import pack_row
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.logprobs import CHUNK_BYTES
-from actors.models.quantized.loading import hold_bytes, replace_layers
-from actors.models.quantized.scheme import read_scheme
 from actors.models.recomputation import KeptResults
-from actors.models.vision.parts import attention_by_part, auto_class, freeze_vision, vision_part
+from actors.models.skeleton import skeleton
+from actors.models.vision.parts import vision_part
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
 from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
 from schemas.config.trainer import TrainerConfig
-from schemas.errors import ConfigError
 
 BLOCK = 64
 """Number of weights that share a scale in NF4."""
@@ -169,7 +167,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
 
 def _counted(config: ModelConfig, trainer: TrainerConfig, sequence_len: int) -> _Counted:
     dtype = loading.TORCH_DTYPES[config.dtype]
-    model = _skeleton(config, dtype)
+    model = skeleton(config)
     has_masters = config.lora is None and dtype is not torch.float32
     tower = vision_part(model)
     seeing = list(tower.parameters()) if tower is not None else []
@@ -228,27 +226,9 @@ def _gathered_numbers(layer: nn.Module, divisors: dict[nn.Module, int]) -> int:
     return whole
 
 
-def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") -> Any:
-    """Return the model, on the device meta: shapes without values."""
-    described = loading.described(config, key)
-    by_part = attention_by_part(described, attention.PADDED)
-    try:
-        with torch.device("meta"):
-            model = auto_class(described).from_config(
-                described, dtype=dtype, attn_implementation=by_part, trust_remote_code=config.trust_remote_code
-            )
-            if scheme := read_scheme(getattr(described, "quantization_config", None), key):
-                replace_layers(model, scheme)
-                hold_bytes(model)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
-    freeze_vision(model, config)
-    return model.train()  # training mode: checkpointing works in no other
-
-
 def parameter_bytes(config: ModelConfig, key: str = "model.path") -> int:
     """Return the bytes of an untrained model, in the configured `dtype` or quantised."""
-    return _base_bytes(_skeleton(config, loading.TORCH_DTYPES[config.dtype], key), config)
+    return _base_bytes(skeleton(config, key), config)
 
 
 def _base_bytes(model: Any, config: ModelConfig) -> int:

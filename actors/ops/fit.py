@@ -68,6 +68,8 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
     yield from _codes_findings(config)
     if reason := undividable(_json(Path(config.model.path) / "config.json"), config.trainer, "model.path"):
         yield Finding(reason)
+    else:
+        yield from _division_findings(config)
     if config.model.lora is None:
         return
     targets, names = config.model.lora.target_modules, module_names(path)
@@ -83,6 +85,25 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
             f"model.lora.target_modules: the model has no module {', '.join(missing)}; it has {known}",
             fatal=len(missing) == len(targets),
         )
+
+
+def _division_findings(config: RunConfig) -> Iterator[Finding]:
+    """Check that transformers has plans for dividing the model's weights and experts, and that sizes divide."""
+    trainer = config.trainer
+    if trainer.tensor_parallel == trainer.expert_parallel == 1 or not is_installed("transformers"):
+        return
+    # imported here, since they load torch and transformers
+    from actors.learner.fsdp import check_divides
+    from actors.models.loading import add_lora
+    from actors.models.skeleton import skeleton
+
+    try:
+        model = skeleton(config.model)
+        if config.model.lora is not None and is_installed("peft"):
+            model = add_lora(model, config.model)
+        check_divides(model, trainer)
+    except ConfigError as error:
+        yield from map(Finding, error.problems)
 
 
 def _codes_findings(config: RunConfig) -> Iterator[Finding]:

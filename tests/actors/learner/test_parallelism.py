@@ -23,7 +23,7 @@ from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.fsdp import FullySharded
 from actors.learner.learner import TorchLearner
 from actors.learner.ranks import SINGLE_RANK, RanksBrokenError
-from actors.models import loading, plans
+from actors.models import loading
 from schemas.config import RunConfig, check_tree
 from schemas.config.resume import as_tree
 from schemas.errors import ConfigError
@@ -268,10 +268,8 @@ def test_attention_that_no_plan_cuts_whole_is_refused(family: str, changed: dict
     config = models.config(family)
     config.update(changed)
     model = AutoModelForCausalLM.from_config(config)
-    layer = next(iter(loading.layers_of(model)))
-    styles = plans.styles(model, "tp_plan")
     with pytest.raises(ConfigError, match=f"tensor_parallel: transformers has no plan that cuts {module} of "):
-        tensor_parallel.cut(model, layer, styles, None, None)
+        tensor_parallel.check(model, 2)
 
 
 @pytest.mark.parametrize(

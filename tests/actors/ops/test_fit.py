@@ -233,6 +233,33 @@ def test_ranks_that_can_not_divide_the_heads_are_refused(run: Any, key: str, siz
     assert [problem.rpartition("; ")[2] for problem in found] == expected
 
 
+@pytest.mark.parametrize(
+    ("family", "trainer", "expected"),
+    [
+        ("qwen3", {"tensor_parallel": 2}, ""),
+        ("qwen3_moe", {"tensor_parallel": 2, "expert_parallel": 2}, ""),
+        ("deepseek_v3", {"tensor_parallel": 2}, "tensor_parallel: transformers has no plan that cuts DeepseekV3Att"),
+        ("qwen3", {"expert_parallel": 2}, "expert_parallel: transformers has no plan that sends tokens to the experts"),
+        ("qwen3_moe", {"expert_parallel": 3}, "expert_parallel: 3 ranks can't divide the 4 experts of a layer"),
+    ],
+)
+def test_weights_and_experts_that_can_not_be_divided_are_refused(
+    run: Any, model_folder: ModelFolder, family: str, trainer: dict[str, int], expected: str
+) -> None:
+    """By the model's shapes and transformers' plans, before any process starts."""
+    trainer = trainer | {"num_ranks": max(trainer.values()), "sharding": "fsdp"}
+    found = problems(run(model={"path": str(model_folder(family))}, trainer=trainer))
+    assert [problem.removeprefix("trainer.")[: len(expected)] for problem in found] == ([expected] if expected else [])
+
+
+def test_adapters_on_experts_that_are_divided_are_refused(run: Any, model_folder: ModelFolder) -> None:
+    """Before any process starts."""
+    path, trainer = str(model_folder("qwen3_moe")), {"expert_parallel": 2, "num_ranks": 2, "sharding": "fsdp"}
+    assert problems(run(model={"path": path, "lora": {"target_modules": ["q_proj"]}}, trainer=trainer)) == []
+    (problem,) = problems(run(model={"path": path, "lora": {"target_modules": "all-linear"}}, trainer=trainer))
+    assert problem.startswith("trainer.expert_parallel: experts with adapters are not divided; ")
+
+
 def test_a_column_with_the_name_of_an_argument_is_refused(run: Any) -> None:
     """Functions receive what was sampled under it."""
     (problem,) = problems(run({"prompt": "a", "answer": "b", "completions": "c"}))
