@@ -36,6 +36,8 @@ def choices(model: ModelConfig, sequence_len: int, on_gpu: bool) -> list[Choice]
         on_gpu: True if the model is computed on a GPU.
     """
     found = [output_layer(model, on_gpu), row_multiple(model, sequence_len, on_gpu)]
+    if on_gpu:
+        found.append(compiled(model))
     return [lora_forward(model, on_gpu), *found] if model.lora else found
 
 
@@ -81,6 +83,14 @@ def row_multiple(model: ModelConfig, sequence_len: int, on_gpu: bool) -> Choice:
     # products of matrices are computed in tiles of up to 128 rows
     found = max(1, round(sequence_len / 8 / TILE)) * TILE
     return Choice(key, str(found), f"{-(-sequence_len // found)} lengths up to packer.sequence_len")
+
+
+def compiled(model: ModelConfig) -> Choice:
+    """Return whether torch.compile compiles the layers of a model on a GPU."""
+    key = "model.compile"
+    if model.compile:
+        return Choice(key, "true", "as configured")
+    return Choice(key, "false", "true: faster steps after minutes at each start; last bits of a replay may differ")
 
 
 def interprets_triton() -> bool:

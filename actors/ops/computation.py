@@ -24,6 +24,8 @@ def computation(config: RunConfig, num_gpus: int | None = None) -> list[Choice]:
         return []
     on_gpu = model.device == "cuda" or (model.device == "auto" and (has_gpu() if num_gpus is None else num_gpus > 0))
     found = [attention(model, on_gpu), *choices(model, config.packer.sequence_len, on_gpu)]
+    if on_gpu and config.packer.count_prompts == "auto":
+        found.append(_count_prompts(model))
     if on_gpu and config.inference.engine.type == "embedded":
         why = "made for CPUs and tests: on a GPU type vllm decodes about three times as fast, by estimate"
         found.append(Choice("inference.engine.type", "embedded", why))
@@ -43,6 +45,15 @@ def attention(model: ModelConfig, on_gpu: bool) -> Choice:
     if c_compiler() is None:
         return Choice(key, "padded", f"{why}, and flex needs a C compiler (CC)")
     return Choice(key, "flex", why)
+
+
+def _count_prompts(model: ModelConfig) -> Choice:
+    """Return how rows count a group's prompt, as `actors.algorithms.batches.prompts_count_once` decides."""
+    key = "packer.count_prompts"
+    if model.device == "cuda":
+        return Choice(key, "once", "model.device is cuda")
+    why = "model.device is auto, and the packer knows no device; set cuda if the trainer has GPUs, for fewer rows"
+    return Choice(key, "per_completion", why)
 
 
 def _torch() -> tuple[int, ...]:

@@ -100,6 +100,15 @@ def broadcast(folder: Path, control: str) -> RunConfig:
     return fake(folder, control, weights={"channel": "rendezvous"}, up={"inference": 2})
 
 
+KILLED_IN_TURNS = (
+    Fault("SIGKILL", "trainer-0", "trainer.turn_ends"),
+    Fault("SIGKILL", "trainer-1", "trainer.turn_ends"),
+    Fault("SIGKILL", "inference-0", "inference.rests"),
+    Fault("SIGKILL", "inference-1", "inference.before_wake"),
+)
+"""Who holds the device dies as it gives it back, before it says so; who gets it, before it has said so."""
+
+
 def in_turns(folder: Path, control: str) -> RunConfig:
     """Trainer and engines work in turns, as on one device."""
     return fake(folder, control, 2, up={"colocate": "turns", "inference": 2})
@@ -201,13 +210,13 @@ PLANS = {
         (19, Plan("keys", encrypted, others=RAISED_WITH_KEYS, others_per_round=11)),
         (7, Plan("pool", pooled, others=RAISED_IN_POOL, others_per_round=11)),
         (10, Plan("model, 1 rank", real, others=RAISED_BY_MODEL)),
-        (5, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
-        (4, Plan("branches", branching, 2)),
+        (4, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
+        (3, Plan("branches", branching, 2)),
         (4, Plan("images", seeing, 2)),
         (4, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
         (4, Plan("rows", together, 2, RAISED_IN_SHARDS, others_per_round=2)),
         (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=TURNS)),
-        (4, Plan("turns", in_turns, 2, never_passed=("inference.receiving",))),
+        (6, Plan("turns", in_turns, 2, KILLED_IN_TURNS, others_per_round=4, never_passed=("inference.receiving",))),
         (8, Plan("neighbours", neighbours, others=STRANGERS, others_per_round=5)),
         (14, Plan("network", networked, 2, CUTS, others_per_round=5, networked=True)),
     )

@@ -12,7 +12,7 @@ from actors.process import fault_points
 from actors.process.fault_points import POINTS
 from tests.chaos import stage
 from tests.chaos.faults import MOST_PER_ROUND, ROUND, UP, Fault, actors_at, draw
-from tests.chaos.plans import PLANS, RAISED, RAISED_IN_POOL, RAISED_IN_SHARDS, STRANGERS, fake, shares
+from tests.chaos.plans import KILLED_IN_TURNS, PLANS, RAISED, RAISED_IN_POOL, RAISED_IN_SHARDS, STRANGERS, fake, shares
 from tests.chaos.stage import NOBODY, Plan, Stage
 from tests.chaos.table import verdict
 from tests.chaos.threads import ELSEWHERE, THREADS, kind_of, pairs
@@ -64,6 +64,16 @@ def test_a_run_whose_threads_raise_keeps_its_promise(tmp_path: Path, name: str, 
     result = Stage(PLANS[name][1], tmp_path, print).run(0, len(raised), [], raised)
     assert result.problems == []
     assert [outcome.problem for outcome in result.outcomes] == [""] * len(raised)
+    assert verdict([result])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_kill_in_each_state_of_a_turn_keeps_the_promise(tmp_path: Path) -> None:
+    """Either rank as it gives the device back, an engine as it rests, and another as it wakes: others get the turn."""
+    result = Stage(PLANS["turns"][1], tmp_path, print).run(0, len(KILLED_IN_TURNS), [], KILLED_IN_TURNS)
+    assert result.problems == []
+    assert [outcome.problem for outcome in result.outcomes] == [""] * len(KILLED_IN_TURNS)
     assert verdict([result])
 
 

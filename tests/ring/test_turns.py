@@ -72,6 +72,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         monkeypatch.setattr(FakeEngine, name, method)
     yield device
     assert device.both == []
+    assert device.engines | device.ranks == set(), "the dead hold the device"
 
 
 def in_turns(folder: Path, **sections: Any) -> RunConfig:

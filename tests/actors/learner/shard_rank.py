@@ -1,7 +1,7 @@
 """One rank of a gang's learner, as a process of its own: `python -m tests.actors.learner.shard_rank FOLDER RANK`.
 
 FOLDER/task.json says what all ranks do; rank 0 leaves checkpoint/ (before the last step), weights.safetensors,
-values.json (of each step) and computed.json (see `Computed`) there.
+gradients.safetensors (see `Gradients`), values.json (of each step) and computed.json (see `Computed`) there.
 """
 
 import json
@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actors.assembly import make_learner
 from actors.learner.learner import TorchLearner
@@ -33,6 +36,24 @@ def routed_group(ordinal: int) -> ScoredGroup:
 
 
 GROUPS = {"single turns": scored_group, "branches": branched_group, "routed": routed_group}
+
+
+class Gradients:
+    """The gradients of the first update, whole and clipped, by name. All ranks must have one, since they gather."""
+
+    def __init__(self, learner: TorchLearner) -> None:
+        self.found: dict[str, Tensor] = {}
+        self._trained = learner.trained
+        self._hook = register_optimizer_step_pre_hook(self._keep)
+
+    def _keep(self, *_: Any) -> None:
+        self._hook.remove()
+        for name, parameter in self._trained.named_parameters():
+            gradient: Any = parameter.grad
+            if gradient is not None:
+                # a copy: the optimizer and the next update overwrite it
+                whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+                self.found[name] = whole.clone()
 
 
 class Computed:
@@ -79,7 +100,7 @@ def main(folder: Path, rank: int) -> None:
         learner.restore(Path(task["restore"]))
     ranks = GlooRanks(rank, task["size"], folder / "ranks", "127.0.0.1", lambda: None, 240.0)
     learner.join(ranks, lambda: None)
-    computed = Computed(learner)
+    computed, gradients = Computed(learner), Gradients(learner)
     for step in task["steps"]:
         if step == task["steps"][-1]:
             if rank == 0:
@@ -94,6 +115,7 @@ def main(folder: Path, rank: int) -> None:
         values.append({n: v for n, v in learner.step(batch, ranks).items() if "seconds" not in n})
     if rank == 0:
         save_file(learner.weights().tensors, folder / "weights.safetensors")
+        save_file(gradients.found, folder / "gradients.safetensors")
         (folder / "values.json").write_text(json.dumps(values))
         computed.write(learner, folder / "computed.json")
         learner.release_ranks()

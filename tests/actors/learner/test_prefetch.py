@@ -57,6 +57,31 @@ def test_a_block_holds_the_micro_batch(num_groups: int) -> None:
         assert_equal(host_block(micro).on(HOST), micro)
 
 
+def test_a_gpu_gets_a_block_by_one_copy_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For which nobody waits. The copy is made in host memory here."""
+    calls: list[tuple[Any, ...]] = []
+    to = Tensor.to
+
+    def pinned(tensor: Tensor) -> Tensor:
+        calls.append(("pin", tensor.nbytes))
+        return tensor
+
+    def moved(tensor: Tensor, *given: Any, **named: Any) -> Tensor:
+        if given != (torch.device("cuda"),):
+            return to(tensor, *given, **named)
+        calls.append(("copy", tensor.nbytes, named))
+        return tensor.clone()
+
+    monkeypatch.setattr(Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(Tensor, "to", moved)
+    batch = batch_of(4)
+    micro = micro_batch(batch, non_empty(batch)[0], HOST, 96)
+    block = host_block(micro)
+    assert_equal(block.on(torch.device("cuda")), micro)
+    size = block.bytes_N.nbytes
+    assert calls == [("pin", size), ("copy", size, {"non_blocking": True})]
+
+
 def test_the_next_is_made_while_one_is_computed() -> None:
     """In order, one ahead and no more."""
     batch = batch_of(24)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from actors.algorithms.batches import prompts_count_once
 from actors.models import attention as attention_of_models
 from actors.ops import computation as module
 from actors.ops.computation import attention, computation
@@ -37,6 +38,23 @@ def test_the_embedded_engine_on_a_gpu_is_advised_against(tmp_path: Path) -> None
     """With the reason, where the machine has a GPU; on a CPU it is the engine of choice."""
     assert config_auto(tmp_path, 1)["inference.engine.type"] == "embedded"
     assert "inference.engine.type" not in config_auto(tmp_path, 0)
+
+
+def test_what_a_gpu_would_make_faster_is_told(tmp_path: Path) -> None:
+    """Compiled layers, and prompts counted once, which the packer decides by the name of the device alone."""
+    taken = config_auto(tmp_path, 1)
+    assert taken["model.compile"] == "false"
+    assert taken["packer.count_prompts"] == "per_completion"
+    assert not {"model.compile", "packer.count_prompts"} & config_auto(tmp_path, 0).keys()
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_prompts_are_counted_as_it_is_told(tmp_path: Path, device: Any) -> None:
+    """The packer decides alike."""
+    config = run_config(tmp_path)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
+    taken = {choice.key: choice.taken for choice in computation(config, 1)}["packer.count_prompts"]
+    assert (taken == "once") is prompts_count_once(config)
 
 
 def config_auto(tmp_path: Path, num_gpus: int) -> dict[str, str]:

@@ -38,6 +38,25 @@ def memory() -> DeviceMemory:
     return DeviceMemory(lambda: torch.device("cpu"))
 
 
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+def test_places_are_equal_on_the_same_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the GPU's UUID, since processes number the GPUs that they see from 0; and by its machine."""
+    uuids = {0: "GPU-a", 1: "GPU-b"}
+    properties = lambda device: SimpleNamespace(uuid=uuids[device.index])  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    first, second = (DeviceMemory(lambda n=n: torch.device("cuda", n)).place for n in (0, 1))  # type: ignore[misc]
+    assert first.startswith("cuda:")
+    assert first.endswith("/GPU-a")
+    assert first.removesuffix("GPU-a") == second.removesuffix("GPU-b")
+    # another process, in which the same GPU has another number
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-a"))
+    assert DeviceMemory(lambda: torch.device("cuda", 3)).place == first
+    monkeypatch.setattr(Path, "readlink", lambda path: Path("ipc:[1]"))
+    assert DeviceMemory(lambda: torch.device("cuda", 3)).place != first
+
+
 # --- checksums -------------------------------------------------------------------------------------------------------
 
 
