@@ -77,20 +77,22 @@ def chunked_logprobs_and_entropy(
     entropy_gradient: bool = False,
     chunk_bytes: int | None = None,
     fused: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return logprobs and entropies from hidden states and a linear output layer; (T,) each.
 
-    Gradients go to hidden states, weight and bias; entropies have a gradient if `entropy_gradient`. Logits are computed
-    in the dtype of an active autocast, otherwise in the dtype of the hidden states. Equal arguments give equal bits.
+    Gradients go to hidden states, weight and bias; entropies have a gradient if `entropy_gradient`. Equal arguments
+    give equal bits.
 
     Args:
         temperatures_T: sampling temperature of each token; None: all are 1, which saves passes over the logits.
         transform: transform of the logits.
         chunk_bytes: bytes of logits per chunk, for tests; by default CHUNK_BYTES.
         fused: True for the kernels of Triton, which leave logits in the dtype of the product.
+        dtype: precision of the products; None: that of an active autocast, otherwise of the hidden states.
     """
     device = hidden_TD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
+    dtype = dtype or _dtype_of(hidden_TD)
     learns_head = weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad)
     plan = _Plan(
         transform=transform,
@@ -105,6 +107,11 @@ def chunked_logprobs_and_entropy(
             hidden_TD, weight_VD, bias_V, token_ids_T, _divisors(temperatures_T), plan
         )
     return logprobs_T, entropy_T
+
+
+def _dtype_of(hidden_TD: Tensor) -> torch.dtype:
+    device = hidden_TD.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
 
 
 def precise(values: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ class MemoryEstimate:
     activations: int
     """Tensors kept for the backward pass of a row of packer.sequence_len tokens, and gradients inside a layer."""
     output_layer: int
-    """A chunk of logits with its gradient, and a second gradient of a trained output layer."""
+    """A chunk of logits with its gradient, a second gradient of a trained output layer, and with `model.head_dtype`
+    float32 a copy of its weights."""
     reference: int
     teacher: int
     published: int
@@ -106,6 +107,7 @@ class _Counted:
     rounded_gradient: int
     states: int
     head_gradient: int
+    head_copy: int
     gathered: int
     activations: int
 
@@ -150,7 +152,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         optimizer=policy.states // shards,
         gathered=policy.gathered if shards > 1 else 0,
         activations=policy.activations,
-        output_layer=3 * CHUNK_BYTES["cpu" if on_cpu else "cuda"] + policy.head_gradient,
+        output_layer=3 * CHUNK_BYTES["cpu" if on_cpu else "cuda"] + policy.head_gradient + policy.head_copy,
         reference=base + exact if has_second else 0,
         teacher=parameter_bytes(teacher, "trainer.teacher.path") if taught else 0,
         published=0 if channel == "device" else published * (1 if channel == "filesystem" else num_copies),
@@ -199,6 +201,7 @@ def _counted(config: ModelConfig, trainer: TrainerConfig, sequence_len: int) -> 
         rounded_gradient=max(map(_bytes, trained)) if has_masters else 0,
         states=_state_bytes(model, trained, trainer.optimizer),
         head_gradient=_trained_bytes(head) if head.requires_grad else 0,
+        head_copy=_trained_bytes(head) if config.has_exact_head else 0,
         # last: it replaces the model's parameters
         activations=_kept_bytes(
             model, num_tokens, torch.float32 if has_masters else dtype, config.gradient_checkpointing

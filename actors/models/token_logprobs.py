@@ -18,11 +18,13 @@ from actors.models.attention import PADDED, PackedRow, attending, pack_row
 from actors.models.attention.row_ranks import RowRanks, gathered_results, gathered_rows
 from actors.models.attention.rows import UNPADDED, RowLengths
 from actors.models.choices import row_multiple
+from actors.models.exact_head import refusal
 from actors.models.loading import TORCH_DTYPES, device_of, on_gpu
 from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
 from actors.models.triton_trial import takes_triton
 from actors.models.vision.row_images import placing
 from schemas.config.model import ModelConfig
+from schemas.errors import ConfigError
 
 log = structlog.get_logger("learner")
 
@@ -39,14 +41,23 @@ class TokenLogprobs:
         model: model as it is trained: with its adapter, before sharding.
         fused: True to compute logprobs by kernels of Triton.
         lengths: lengths to which rows are padded.
+        exact_head: True for products of the output layer in float32.
+
+    Raises:
+        ConfigError: `exact_head`, and logits have to be computed at once.
     """
 
-    def __init__(self, model: nn.Module, fused: bool = False, lengths: RowLengths = UNPADDED) -> None:
+    def __init__(
+        self, model: nn.Module, fused: bool = False, lengths: RowLengths = UNPADDED, exact_head: bool = False
+    ) -> None:
         self.model, self._fused, self._lengths = model, fused, lengths
+        self._head_dtype = torch.float32 if exact_head else None
         self.row_ranks: RowRanks | None = None
         """Ranks that compute rows together with this one: all call `of` for the same rows. None: rows are whole."""
         self._head: Any = model.get_output_embeddings()  # type: ignore[operator]
         self._transform, problem = _transform(model, self._head)
+        if problem and exact_head:
+            raise ConfigError(refusal(problem))
         if problem:
             log.warning("logits are computed all at once", model=type(model).__name__, why=problem)
 
@@ -146,7 +157,9 @@ class TokenLogprobs:
                 hidden_RD = gathered_rows(hidden_RD, row.ranks)
             hidden_KD = hidden_RD.index_select(0, source_K)
             both = chunked_logprobs_and_entropy(
-                hidden_KD, head.weight, head.bias, ids_K, temperatures_K, transform, gradient, fused=self._fused
+                *(hidden_KD, head.weight, head.bias, ids_K, temperatures_K, transform, gradient),
+                fused=self._fused,
+                dtype=self._head_dtype,
             )
             found.append(torch.stack(both, -1)[None])
             return found[0]  # this very tensor: sharding hooks into the gradient of a module's output
@@ -166,11 +179,12 @@ def as_configured(model: nn.Module, config: ModelConfig, sequence_len: int) -> T
         sequence_len: tokens of the longest row.
 
     Raises:
-        ConfigError: the configured kernels do not run here.
+        ConfigError: the configured kernels do not run here, or not in the precision of `head_dtype`.
     """
-    fused = takes_triton(config, device_of(config), TORCH_DTYPES[config.dtype])
+    exact = config.has_exact_head
+    fused = takes_triton(config, device_of(config), torch.float32 if exact else TORCH_DTYPES[config.dtype])
     multiple = int(row_multiple(config, sequence_len, on_gpu(config)).taken)
-    return TokenLogprobs(model, fused, RowLengths(multiple, sequence_len))
+    return TokenLogprobs(model, fused, RowLengths(multiple, sequence_len), exact)
 
 
 @contextmanager

@@ -98,6 +98,11 @@ class ModelConfig(Section):
     """Precision of the computation in trainer and engine, and of the weights that engines receive. The trained weights,
     their gradients and the optimizer state are float32 in either case. With `bfloat16` full training keeps a rounded
     copy of the weights for the computation; the frozen base model under `lora` is kept in this precision alone."""
+    head_dtype: Free[Literal["model", "float32"]] = "model"
+    """Precision of the output layer's product, in trainer and engine. `model`: `dtype`, so that logits of a bfloat16
+    model are rounded to 8 bits. `float32`: unrounded logits (MiniMax-M1; TRL: cast_lm_head_to_fp32), for a smaller
+    mismatch of trainer and engine, with a float32 copy of the layer's weights during a step. Needs a plain linear
+    output layer, without adapter."""
     chat_template: Identity[Text | None] = None
     """Chat template (Jinja) in place of the model's own, as a text or as `{file: PATH}`. Requests to inference actors
     and the trainer's supervised examples are rendered by it too, and checkpoints have it. Empty: the model's own."""
@@ -149,6 +154,11 @@ class ModelConfig(Section):
     quantization: Identity[QuantizationConfig | None] = None
     """Quantisation of the base model while trainer and engine `embedded` load it. Needs `lora`. For vLLM also set
     `inference.engine.quantization`. Empty: none; a folder of `actors quantize` is quantised already."""
+
+    @property
+    def has_exact_head(self) -> bool:
+        """True if the output layer is computed in more precision than the other layers."""
+        return self.head_dtype == "float32" and self.dtype != "float32"
 
     @property
     def trained_vision(self) -> list[str]:

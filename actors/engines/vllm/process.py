@@ -82,6 +82,7 @@ def command(
         "--max-logprobs": MOST_TOP_LOGPROBS + 1,
         "--middleware": owner_key_module.MIDDLEWARE,
         "--worker-extension-cls": worker.EXTENSION,
+        "--hf-overrides": json.dumps({"head_dtype": "float32"}) if model.has_exact_head else None,
         "--load-format": LOAD_FORMAT if base else None,
         "--model-loader-extra-config": json.dumps({"manifest": str(base)}) if base else None,
     }

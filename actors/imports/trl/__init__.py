@@ -54,7 +54,6 @@ SWITCHES = {
     "load_best_model_at_end": (False, "the last model is the result", "choose among checkpoints/"),
     "save_only_model": (False, "checkpoints hold the optimizer too", "copy the model alone"),
     "shuffle_dataset": (True, "rows are always shuffled here", "write generated order into the data"),
-    "cast_lm_head_to_fp32": (False, "the head is computed in model.dtype", "set model.dtype float32"),
     "router_aux_loss_coef": ((0, 0.0, None), "no auxiliary loss for experts", "set it to 0"),
     "neftune_noise_alpha": ((None, 0), "no noise on embeddings", "remove it"),
     "label_smoothing_factor": ((0, 0.0), "no label smoothing", "remove it"),

@@ -76,6 +76,9 @@ def _precision(job: Import) -> None:
         if dtype in ("bfloat16", "auto"):
             text += "; trained weights are float32 here"
         job.convert([*given, "bf16", "fp16"], {"model.dtype": ours}, text)
+    if job.given.get("cast_lm_head_to_fp32"):
+        job.convert("cast_lm_head_to_fp32", {"model.head_dtype": "float32"}, "float32, in the engine too")
+    job.settle("cast_lm_head_to_fp32", "switched off")
     for key in (*loaded, "bf16", "fp16"):
         job.settle(key, f"model.dtype is {job.run.get('model.dtype')}")
 

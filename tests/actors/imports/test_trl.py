@@ -690,6 +690,8 @@ def test_an_evaluation_is_on_the_whole_split_and_sampled_as_in_training(tmp_path
          {"environments.0.max_prompt_tokens": 300, "environments.0.long_prompts": "truncate_left",
           "packer.sequence_len": 556, "rollout.max_tokens": 256}),
         ("bf16: false", {"model.dtype": "float32"}),
+        ("cast_lm_head_to_fp32: true", {"model.head_dtype": "float32"}),
+        ("cast_lm_head_to_fp32: false", {"model.head_dtype": "model"}),
         ("use_peft: true, model_name_or_path: Qwen/Qwen2-7B", {"model.lora.target_modules": ["q_proj", "v_proj"]}),
         ("use_peft: true, lora_target_modules: all-linear", {"model.lora.target_modules": "all-linear"}),
         ("use_peft: true, lora_target_modules: [q_proj], load_in_4bit: true",

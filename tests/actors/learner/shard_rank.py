@@ -39,15 +39,18 @@ GROUPS = {"single turns": scored_group, "branches": branched_group, "routed": ro
 
 
 class Gradients:
-    """The gradients of the first update, whole and clipped, by name. All ranks must have one, since they gather."""
+    """The gradients of the newest update, whole and clipped, by name. All ranks must have one, since they gather."""
 
     def __init__(self, learner: TorchLearner) -> None:
         self.found: dict[str, Tensor] = {}
         self._trained = learner.trained
         self._hook = register_optimizer_step_pre_hook(self._keep)
 
-    def _keep(self, *_: Any) -> None:
+    def close(self) -> None:
+        """Leave other optimizers of this process alone."""
         self._hook.remove()
+
+    def _keep(self, *_: Any) -> None:
         for name, parameter in self._trained.named_parameters():
             gradient: Any = parameter.grad
             if gradient is not None:

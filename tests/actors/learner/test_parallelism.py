@@ -68,7 +68,7 @@ class Trained:
     values: list[dict[str, float]]
     checkpoint: Path
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Of the first update."""
+    """Of the last update."""
     computed: dict[str, Any] = field(default_factory=dict)
     """By shard_rank.Computed."""
 
@@ -130,6 +130,7 @@ def whole(
         made = [GROUPS[groups](ordinal) for ordinal in range(5)]
         *before, batch = batches_of(made, num_batches, config.trainer.num_minibatches, step)
         values.append(learner.step(batch, SINGLE_RANK, before))
+    gradients.close()
     return Trained(learner.weights().tensors, values, Path(), gradients.found)
 
 

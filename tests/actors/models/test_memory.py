@@ -137,6 +137,17 @@ def test_a_trainer_at_rest_has_all_but_what_a_step_needs(model_folder: ModelFold
 
 
 @pytest.mark.slow
+def test_an_exact_head_is_a_copy_of_the_output_layer(model_folder: ModelFolder) -> None:
+    """In float32, of a model in bfloat16 alone."""
+    for dtype, size in (("bfloat16", 4), ("float32", 0)):
+        config = run_config(model_folder(), dtype)
+        exact = config.model_copy(update={"model": config.model.model_copy(update={"head_dtype": "float32"})})
+        shape = models.config("qwen3")
+        copied = size * shape.vocab_size * shape.hidden_size
+        assert estimate(exact).output_layer - estimate(config).output_layer == copied
+
+
+@pytest.mark.slow
 def test_weights_that_stay_on_the_device_are_counted_there(model_folder: ModelFolder) -> None:
     """The kept versions, a new one and its source, and the one that an engine receives, all of one size."""
     config = run_config(model_folder())

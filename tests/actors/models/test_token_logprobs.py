@@ -15,6 +15,7 @@ from actors.models import attention, loading
 from actors.models.logprobs import logprobs_and_entropy
 from actors.models.token_logprobs import TokenLogprobs
 from schemas.config.model import LoraConfig, ModelConfig
+from schemas.errors import ConfigError
 from tests import models
 from tests.actors.learner.steps import random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
@@ -34,6 +35,45 @@ def model_of(config: Any) -> Any:
     """With packed attention, random weights."""
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention.PADDED)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "adapter"])
+def test_an_exact_head_rounds_no_logits(model_folder: ModelFolder, lora: Any) -> None:
+    """Logprobs and gradients are those of the rounded hidden states and weights in float64, to 1e-5."""
+    config = run_config(model_folder(), "bfloat16", lora)
+    exact = config.model.model_copy(update={"head_dtype": "float32"})
+    learner = TorchLearner(config.model_copy(update={"model": exact}))
+    head: Any = learner.model.get_output_embeddings()
+    seen: list[Tensor] = []
+    norm: Any = learner.model.get_decoder().norm
+    norm.register_forward_hook(lambda module, given, output: seen.append(output))
+    micro = batch()
+    with torch.autocast("cpu", torch.bfloat16, enabled=lora is not None):
+        found, _ = learner._token_logprobs.of(micro.row, micro.token_ids_T, micro.temperatures_T)
+    seen[0].retain_grad()
+    found.sum().backward()
+    hidden = seen[0].detach().double().requires_grad_()
+    logits = hidden[0, micro.row.source_T] @ head.weight.detach().double().T
+    expected, _ = logprobs_and_entropy(logits, micro.token_ids_T, micro.temperatures_T.double())
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    expected.sum().backward()
+    assert seen[0].grad is not None
+    assert hidden.grad is not None
+    # gradients of a hidden state are rounded, and added for the completions that share it
+    difference = (seen[0].grad.double() - hidden.grad).abs().max()
+    assert float(difference) < 2**-7 * float(hidden.grad.abs().max())
+    plain = TorchLearner(config)
+    with torch.autocast("cpu", torch.bfloat16, enabled=lora is not None):
+        rounded, _ = plain._token_logprobs.of(micro.row, micro.token_ids_T, micro.temperatures_T)
+    assert float((rounded.double() - expected).abs().max()) > 1e-4
+
+
+def test_an_exact_head_needs_a_plain_output_layer(model_folder: ModelFolder) -> None:
+    """An adapter on it makes logits of its own."""
+    config = run_config(model_folder("llama"), "bfloat16", {"rank": 4, "target_modules": ["lm_head"]})
+    exact = config.model.model_copy(update={"head_dtype": "float32"})
+    with pytest.raises(ConfigError, match=r"head_dtype: float32 is not possible: its output layer is .*; set model"):
+        TorchLearner(config.model_copy(update={"model": exact}))
 
 
 def batch(mask_from: int | None = None) -> MicroBatch:

@@ -42,6 +42,23 @@ def test_an_adapter_in_16_bits_gives_the_trainers_own_logits(model_folder: Model
         assert torch.equal(engine.prefill([IDS[:size]], [0]), expected), size
 
 
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)], ids=["full", "adapter"])
+def test_an_exact_head_gives_float32_logits(model_folder: ModelFolder, lora: LoraConfig | None) -> None:
+    """Of hidden states and weights that are rounded, as in the trainer; and of new weights from their next call on."""
+    config = ModelConfig(path=str(model_folder()), dtype="bfloat16", device="cpu", lora=lora, head_dtype="float32")
+    engine = _decoder(config)
+    seen: list[torch.Tensor] = []
+    body: Any = engine.model.get_decoder()  # type: ignore[operator]
+    body.norm.register_forward_hook(lambda module, given, output: seen.append(output))
+    head: Any = engine.model.get_output_embeddings()  # type: ignore[operator]
+    for factor in (1, 3):
+        head.weight.data *= factor
+        logits = engine.prefill([IDS], [0])
+        assert logits.dtype == torch.float32
+        expected = seen[-1][0, -1:].double() @ head.weight.double().T
+        torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_single_row_is_computed_among_two_where_it_would_round_otherwise(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,16 @@ def test_the_command_line_says_what_is_configured() -> None:
     } & set(words)
 
 
+def test_an_exact_head_is_asked_for_where_it_is_one() -> None:
+    """A server computes it for a model of 16 bits; float32 is exact as it is."""
+    exact = ModelConfig(path="org/model", head_dtype="float32")
+    words = command(exact, engine(), on_cpu=False, port=8001)
+    assert json.loads(words[words.index("--hf-overrides") + 1]) == {"head_dtype": "float32"}
+    in_float32 = exact.model_copy(update={"dtype": "float32"})
+    for one in (model(), in_float32):
+        assert "--hf-overrides" not in command(one, engine(), on_cpu=False, port=8001)
+
+
 def test_adapters_follow_from_the_model() -> None:
     """Rank 12 needs kernels of rank 16; one version more than are served stays in memory."""
     line = " ".join(command(model(LORA), engine(max_loras=3), on_cpu=False, port=8001))

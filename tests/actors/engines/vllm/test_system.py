@@ -86,6 +86,7 @@ def start(
     startup: float = STARTUP,
     dtype: Any = None,
     base: Manifest | None = None,
+    head_dtype: Any = "model",
     **keys: Any,
 ) -> VllmEngine:
     """An engine with a server of its own, whose steps take some time; it can set norms, as one with noise can."""
@@ -98,9 +99,8 @@ def start(
         extra_args=["--worker-extension-cls", "unhurried.Unhurried", *extra_args],
         **keys,
     )
-    settings = ModelConfig(
-        path=str(model), dtype=dtype or ("bfloat16" if lora else "float32"), lora=LORA if lora else None
-    )
+    dtype = dtype or ("bfloat16" if lora else "float32")
+    settings = ModelConfig(path=str(model), dtype=dtype, head_dtype=head_dtype, lora=LORA if lora else None)
     inside = os.pathsep.join([str(Path(__file__).parent / "inside"), *filter(None, [os.environ.get("PYTHONPATH")])])
     log, scratch = folder / "logs" / "inference-0.vllm.log", scratch_at(folder / "run" / "server.inference-0")
     # vLLM takes this size before that of the command line
@@ -441,6 +441,28 @@ def test_all_weights_are_reloaded_from_a_file(full: VllmEngine, servable_model: 
             assert gap(reference, completion, prompt) < TIGHT
             assert completion.segments == [(0, 1, version)]
         assert pause < 5.0
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "adapter"])
+def test_an_exact_head_is_computed_by_the_server(servable_model: ServableModel, tmp_path: Path, lora: bool) -> None:
+    """Logits of 16 bits, and so their differences, are multiples of a small power of two; those of 32 are not."""
+    engine = start(servable_model(), tmp_path, lora=lora, dtype="bfloat16", head_dtype="float32")
+    try:
+        [completion] = engine.submit(SampleRequest(PROMPT, 1, 40, 3, num_top_logprobs=2)).result(WAIT)
+        assert completion.top_logprobs is not None
+        best = torch.tensor([[logprob for _, logprob in place] for place in completion.top_logprobs]).double()
+        model = models.plain(servable_model()).bfloat16()
+        with torch.no_grad():
+            body = model.model(torch.tensor([PROMPT + completion.token_ids])).last_hidden_state[0]
+            exact = body.float() @ model.lm_head.weight.float().T
+            rounded = body @ model.lm_head.weight.T
+        tops = [logits[len(PROMPT) - 1 : -1].double().topk(2).values for logits in (rounded, exact)]
+        for found, is_rounded in ((tops[0], True), (tops[1], False), (best, False)):
+            apart = (found[:, 0] - found[:, 1]) * 2**10
+            share = float(((apart - apart.round()).abs() < 0.01).double().mean())
+            assert share > 0.9 if is_rounded else share < 0.3
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("tied", [True, False])
