@@ -47,6 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "biased": {"family": "biased_llama"},
     "mistral": {"family": "mistral", "entropy_coef": 0.01, "loss": {"type": "gspo"}},
     "bfloat16_lora": {"lora": {"rank": 4}, "dtype": "bfloat16"},
+    "exact_head": {"lora": {"rank": 4}, "dtype": "bfloat16", "model": {"head_dtype": "float32"}},
     "vision": {"family": "qwen3_vl"},
     "checkpointing": {"lora": {"rank": 4}, "model": {"gradient_checkpointing": True}},
     "selective": {"model": {"gradient_checkpointing": "selective"}},

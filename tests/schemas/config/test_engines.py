@@ -8,6 +8,7 @@ import pytest
 from actors.assembly import make_inference
 from actors.telemetry.metrics import Metrics
 from bus.run_folder import scratch_of, weights_folder
+from schemas.config import warnings
 from schemas.config.resume import class_of
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
@@ -130,3 +131,16 @@ def test_an_own_server_reads_from_this_hosts_memory_and_another_from_where_weigh
     scratch = scratch_of(chosen, "inference-0", own=True).path
     assert scratch.parent == weights_folder(chosen).path
     assert scratch.parent.parent == tmp_path / "there"
+
+
+def test_servers_compute_an_exact_head_too(tmp_path: Path) -> None:
+    """Those of the run are told so, which arguments of the user's must not replace; of others it is said."""
+    model = {"path": "fake", "dtype": "bfloat16", "head_dtype": "float32"}
+    words = ["--hf-overrides", "{}"]
+    with pytest.raises(ConfigError, match=r"extra_args: model\.head_dtype float32 needs --hf-overrides for itself"):
+        ring_config(tmp_path, model=model, inference={"engine": {"type": "vllm", "extra_args": words}})
+    own = ring_config(tmp_path, model=model, inference={"engine": {"type": "vllm"}})
+    assert [line for line in warnings(own) if "head_dtype" in line] == []
+    attached = {"engine": {"type": "vllm", "urls": URLS[:1]}}
+    (line,) = [one for one in warnings(ring_config(tmp_path, model=model, inference=attached)) if "head_dtype" in one]
+    assert "--hf-overrides" in line
