@@ -96,7 +96,7 @@ class FullySharded:
         self._ranks = ranks
         self._watch = CollectiveWatch(shall_wait, ranks.abort if device.type == "cuda" else None)
         trainer = self._trainer
-        check_divides(model, trainer)
+        check_plans(model, trainer)
         with self._watch.watching():
             line = ranks.mesh(device)
         if trainer.ranks_per_row > 1:
@@ -139,7 +139,7 @@ class FullySharded:
         self._ranks.exchange(NOTHING)
 
 
-def check_divides(model: nn.Module, trainer: TrainerConfig) -> None:
+def check_plans(model: nn.Module, trainer: TrainerConfig) -> None:
     """Check that ranks can divide a model's weights and experts as configured.
 
     Args:

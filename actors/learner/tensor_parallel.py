@@ -41,8 +41,7 @@ def check(model: Any, size: int) -> None:
     """
     styles = plans.styles(model, "tp_plan")
     for layer in loading.layers_of(model):
-        inner = {module for block in plans.blocks_in(layer) for module in block.experts.modules()}
-        modules = [module for module in layer.modules() if module not in inner]
+        modules = _modules_without(layer, [block.experts for block in plans.blocks_in(layer)])
         for module, style in _cut_modules(model, modules, styles).items():
             _placements(module, style, size)
 
@@ -68,8 +67,7 @@ def cut(
     Raises:
         ConfigError: transformers has no plan for the model's attention, or its sizes do not divide.
     """
-    inner = {module for each in apart for module in each.modules()}
-    modules = [module for module in layer.modules() if module not in inner]
+    modules = _modules_without(layer, apart)
     cut_modules = _cut_modules(model, modules, styles)
     placed: dict[int, Placement] = {}
     for module, style in cut_modules.items():
@@ -84,6 +82,11 @@ def cut(
     for module in modules:
         _place(module, placed, mesh)
     _use_local_weights(layer, modules)
+
+
+def _modules_without(layer: nn.Module, apart: Sequence[nn.Module]) -> list[nn.Module]:
+    inner = {module for each in apart for module in each.modules()}
+    return [module for module in layer.modules() if module not in inner]
 
 
 def _cut_modules(model: Any, modules: Sequence[nn.Module], styles: Mapping[nn.Module, str]) -> dict[nn.Module, str]:

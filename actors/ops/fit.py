@@ -93,7 +93,7 @@ def _division_findings(config: RunConfig) -> Iterator[Finding]:
     if trainer.tensor_parallel == trainer.expert_parallel == 1 or not is_installed("transformers"):
         return
     # imported here, since they load torch and transformers
-    from actors.learner.fsdp import check_divides
+    from actors.learner.fsdp import check_plans
     from actors.models.loading import add_lora
     from actors.models.skeleton import skeleton
 
@@ -101,7 +101,7 @@ def _division_findings(config: RunConfig) -> Iterator[Finding]:
         model = skeleton(config.model)
         if config.model.lora is not None and is_installed("peft"):
             model = add_lora(model, config.model)
-        check_divides(model, trainer)
+        check_plans(model, trainer)
     except ConfigError as error:
         yield from map(Finding, error.problems)
 

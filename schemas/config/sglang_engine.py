@@ -124,3 +124,11 @@ class SglangEngineConfig(EngineBase):
                 "inference.engine.mem_fraction_static: up.colocate may put SGLang on the trainer's GPU, of which it "
                 "would take nearly all memory; set the share that is left for it"
             )
+
+    def warnings(self, config: "RunConfig") -> Iterator[str]:
+        """Yield a warning of servers whose precision may differ from the trainer's."""
+        if config.model.has_exact_head and config.inference.attached:
+            yield (
+                "model.head_dtype: float32, which servers of their own do if they are started with "
+                "--enable-fp32-lm-head; else their logprobs differ"
+            )

@@ -126,7 +126,7 @@ IRRELEVANT = {
     "inference.server.host": "servers are found through the packer",
     "inference.vllm.host": "servers are found through the packer",
     "inference.api_server_count": "one front end per engine",
-    "inference.enable_fp32_lm_head": "set model.head_dtype float32 for it, in trainer and engine",
+    "inference.enable_fp32_lm_head": "switched off",
     "inference.use_deep_gemm": "a kernel",
     "inference.weight_broadcast.**": "weights.channel",
     "inference.deployment.gpus_per_node": "as deployment",

@@ -57,6 +57,8 @@ def convert_model(job: Import) -> None:
     )
     if job.given.get("trainer.enable_router_replay") is True:
         job.rename("trainer.enable_router_replay", "trainer.router_replay")
+    if job.given.get("inference.enable_fp32_lm_head") is True:
+        job.convert("inference.enable_fp32_lm_head", {"model.head_dtype": "float32"}, "float32, in the trainer too")
     _convert_switch(job, "trainer.model.compile", "model.compile")
     divides = any(job.given.get(f"trainer.model.{way}", 1) not in (1, "auto") for way in ("tp", "ep"))
     if job.run.get("model.compile") and (divides or job.run.get("trainer.router_replay")):

@@ -785,20 +785,24 @@ def test_three_files_of_three_processes_are_one_run(tmp_path: Path) -> None:
 
 
 def test_routers_and_divided_experts_are_converted_and_layers_not_compiled(tmp_path: Path) -> None:
-    """The engine here is asked for experts by the trainer's key alone."""
+    """The engine here is asked for experts by the trainer's key alone. Its head in float32 is the trainer's too."""
     (tmp_path / "run.toml").write_text(
         "max_steps = 9\n[trainer]\nenable_router_replay = true\n[trainer.model]\nname = 'm'\nep = 2\n"
         "[trainer.model.compile]\n[orchestrator]\nbatch_size = 64\nrollouts_per_example = 8\n"
         "[orchestrator.sampling]\nmax_tokens = 256\n[[orchestrator.env]]\nid = 'gsm8k'\n"
-        "[inference]\nenable_return_routed_experts = true\n[deployment]\ntype = 'single_node'\nnum_train_gpus = 4\n"
-        "num_infer_gpus = 4\n"
+        "[inference]\nenable_return_routed_experts = true\nenable_fp32_lm_head = true\n"
+        "[deployment]\ntype = 'single_node'\nnum_train_gpus = 4\nnum_infer_gpus = 4\n"
     )
     job = read([tmp_path / "run.toml"], [], Options())
     check_values(job, {
-        "trainer.router_replay": True, "trainer.expert_parallel": 2, "trainer.num_ranks": 4, "model.compile": False,
+        "trainer.router_replay": True, "model.head_dtype": "float32", "trainer.expert_parallel": 2, "trainer.num_ranks": 4,
+        "model.compile": False,
         "inference.engine.extra_args": [],
     })  # fmt: skip
-    check_verdicts(job, {"trainer.enable_router_replay": "renamed", "trainer.model.ep": "renamed"})
+    check_verdicts(job, {
+        "trainer.enable_router_replay": "renamed", "trainer.model.ep": "renamed",
+        "inference.enable_fp32_lm_head": "converted",
+    })  # fmt: skip
     assert any("layers are not compiled" in note for note in job.report.notes)
 
 

@@ -175,9 +175,9 @@ def test_two_ranks_with_halves_train_branches(kind: str, model_folder: ModelFold
     assert_near(found, whole(config, [1, 2], groups="branches"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.long) for kind in ("full", "lora", "experts")])
+@pytest.mark.parametrize("kind", ["full", "lora", "experts"])
 def test_four_ranks_with_quarters_make_the_steps_of_one_that_has_all(
     kind: str, model_folder: ModelFolder, tmp_path: Path
 ) -> None:

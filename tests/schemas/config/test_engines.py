@@ -141,6 +141,7 @@ def test_servers_compute_an_exact_head_too(tmp_path: Path) -> None:
         ring_config(tmp_path, model=model, inference={"engine": {"type": "vllm", "extra_args": words}})
     own = ring_config(tmp_path, model=model, inference={"engine": {"type": "vllm"}})
     assert [line for line in warnings(own) if "head_dtype" in line] == []
-    attached = {"engine": {"type": "vllm", "urls": URLS[:1]}}
-    (line,) = [one for one in warnings(ring_config(tmp_path, model=model, inference=attached)) if "head_dtype" in one]
-    assert "--hf-overrides" in line
+    for engine, argument in (("vllm", "--hf-overrides"), ("sglang", "--enable-fp32-lm-head")):
+        attached = ring_config(tmp_path, model=model, inference={"engine": {"type": engine, "urls": URLS[:1]}})
+        (line,) = [line for line in warnings(attached) if "head_dtype" in line]
+        assert argument in line
