@@ -795,9 +795,8 @@ def test_routers_and_divided_experts_are_converted_and_layers_not_compiled(tmp_p
     )
     job = read([tmp_path / "run.toml"], [], Options())
     check_values(job, {
-        "trainer.router_replay": True, "model.head_dtype": "float32", "trainer.expert_parallel": 2, "trainer.num_ranks": 4,
-        "model.compile": False,
-        "inference.engine.extra_args": [],
+        "trainer.router_replay": True, "model.head_dtype": "float32", "trainer.expert_parallel": 2,
+        "trainer.num_ranks": 4, "model.compile": False, "inference.engine.extra_args": [],
     })  # fmt: skip
     check_verdicts(job, {
         "trainer.enable_router_replay": "renamed", "trainer.model.ep": "renamed",
