@@ -27,6 +27,7 @@ CASES: dict[str, Sequence[str]] = {
     "2 ranks": ("trainer.num_ranks=2",),
     "2 ranks fsdp": ("trainer.num_ranks=2", "trainer.sharding=fsdp"),
     "adamw_8bit": ("trainer.optimizer.type=adamw_8bit",),
+    "2 ranks fsdp adamw_8bit": ("trainer.num_ranks=2", "trainer.sharding=fsdp", "trainer.optimizer.type=adamw_8bit"),
     "muon": ("trainer.optimizer.type=muon", "trainer.learning_rate=2e-4", "trainer.optimizer.adamw_learning_rate=1e-3"),
     "lora": LORA,
     "qlora nf4": (*LORA, "model.quantization.type=nf4"),

@@ -485,7 +485,7 @@ def lora_targets(job: Import, model: Any) -> list[str] | None:
 
 
 def sharding(job: Import, world: int | None, is_sharded: bool, keys: tuple[str, ...], text: str) -> None:
-    """Write whether the model is sharded, after optimizer and quantisation, which may forbid it."""
+    """Write whether the model is sharded, after quantisation, which may forbid it."""
     if not is_sharded:
         for key in keys:
             job.convert(key, {"trainer.sharding": "none"}, text)
@@ -493,7 +493,6 @@ def sharding(job: Import, world: int | None, is_sharded: bool, keys: tuple[str, 
     blocked = [
         name
         for name, found in (
-            ("trainer.optimizer adamw_8bit", job.run.get("trainer.optimizer.type") == "adamw_8bit"),
             ("model.quantization", job.run.get("model.quantization.type") is not None),
             ("trainer.sft", job.run.get("trainer.sft.path") is not None),
         )

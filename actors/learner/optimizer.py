@@ -1,21 +1,20 @@
-"""Optimizer of the trainer: AdamW from torch or bitsandbytes, or Muon together with AdamW.
+"""Optimizer of the trainer: AdamW from torch, bitsandbytes or torchao, or Muon together with AdamW.
 
 State is saved and restored by the names of parameters, so a checkpoint fits any grouping of parameters.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from actors.learner.shards import by_mesh, placed
+from actors.learner.optimizer_states import PLAIN, ROW_BLOCKS, WHOLE_BLOCKS, State, StateFormat, Value
+from actors.learner.shards import by_mesh
 from schemas.config.optimizers import AdamKeys, AdamW8bitConfig, MuonConfig
 from schemas.config.trainer import TrainerConfig
 from schemas.errors import ConfigError
 
-Value = Tensor | int
-"""State of a parameter: moments, maps of a quantisation; a count of steps may be a number."""
 ParamGroup = dict[str, Any]
 
 
@@ -26,11 +25,13 @@ class PolicyOptimizer:
         model: model with the parameters.
         parts: optimizers for disjoint sets of parameters. `rate_ratio` of a group is its learning rate ÷ that of the
             step.
+        state_format: format of the state of all parts.
     """
 
-    def __init__(self, model: nn.Module, parts: list[torch.optim.Optimizer]) -> None:
-        self._parts = parts
+    def __init__(self, model: nn.Module, parts: list[torch.optim.Optimizer], state_format: StateFormat = PLAIN) -> None:
+        self._parts, self._format = parts, state_format
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._begin()
 
     @property
     def param_groups(self) -> list[ParamGroup]:
@@ -40,7 +41,11 @@ class PolicyOptimizer:
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next updates."""
         for group in self.param_groups:
-            group["lr"] = rate * group.get("rate_ratio", 1.0)
+            now = rate * group.get("rate_ratio", 1.0)
+            if isinstance(group["lr"], Tensor):  # a compiled update reads it, and is compiled again for another tensor
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
 
     def step(self) -> None:
         """Update the parameters from the gradients."""
@@ -53,14 +58,15 @@ class PolicyOptimizer:
             part.zero_grad(set_to_none=set_to_none)
 
     def states(self) -> Iterator[tuple[str, str, Value]]:
-        """Yield (name of a parameter, name of a state, value in memory), in the order of the model."""
+        """Yield (name of a parameter, name of a state, value as a checkpoint has it), in the order of the model."""
         for name, parameter in self._parameters.items():
             for part in self._parts:
                 if parameter in part.state:
-                    yield from ((name, key, value) for key, value in part.state[parameter].items())
+                    saved = self._format.saved(part.state[parameter])
+                    yield from ((name, key, value) for key, value in saved.items())
 
-    def restore(self, values: Iterable[tuple[str, str, Value]]) -> None:
-        """Replace all state, given as (name of a parameter, name of a state, value).
+    def restore(self, states: Iterable[tuple[str, State]]) -> None:
+        """Replace all state, given as (name of a parameter, its state as a checkpoint has it).
 
         Raises:
             ValueError: state of a parameter not trained here.
@@ -69,20 +75,30 @@ class PolicyOptimizer:
         owners = {id(p): part for part in self._parts for group in part.param_groups for p in group["params"]}
         for part in self._parts:
             part.state.clear()  # also the counts of steps, on which Adam's bias correction depends
-        for name, key, value in values:
+        self._begin()
+        for name, state in states:
             parameter = self._parameters.get(name)
             if parameter is None:
                 raise ValueError(f"optimizer state of {name}, which is not among the trained parameters")
-            owners[id(parameter)].state[parameter][key] = placed(value, parameter)
+            owners[id(parameter)].state[parameter] = self._format.loaded(parameter, state)
+
+    def _begin(self) -> None:
+        for part in self._parts:
+            for parameter in (p for group in part.param_groups for p in group["params"]):
+                if state := self._format.begin(parameter):
+                    part.state[parameter] = state
 
 
 def make_optimizer(model: nn.Module, config: TrainerConfig) -> PolicyOptimizer:
     """Return the configured optimizer with a learning rate of 0. Weight decay applies to matrices only.
 
     Raises:
-        ConfigError: bitsandbytes is needed and not installed.
+        ConfigError: bitsandbytes or torchao is needed and not installed.
     """
     settings, trainable = config.optimizer, [p for p in model.parameters() if p.requires_grad]
+    if isinstance(settings, AdamW8bitConfig):
+        make, form = (_adamw_8bit, WHOLE_BLOCKS) if config.sharding == "none" else (_spread_adamw_8bit, ROW_BLOCKS)
+        return PolicyOptimizer(model, [make(_groups(model, trainable, settings), settings)], form)
     if not isinstance(settings, MuonConfig):
         return PolicyOptimizer(model, [_adamw(_groups(model, trainable, settings), settings)])
     # Muon is made for matrices of hidden layers: embeddings and the output layer stay with AdamW
@@ -128,14 +144,32 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], config: AdamKeys) 
 
 
 def _adamw(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
-    betas = (config.beta1, config.beta2)
-    if not isinstance(config, AdamW8bitConfig):
-        # lr 0 until `set_rate`; fused: a single kernel per group
-        return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
+    # lr 0 until `set_rate`; fused: a single kernel per group
+    return torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+
+
+def _adamw_8bit(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
     try:
         import bitsandbytes
     except ImportError:
         raise ConfigError("trainer.optimizer.type: adamw_8bit needs bitsandbytes; install grpo-actors[bnb]") from None
     library: Any = bitsandbytes.optim
-    optimizer: torch.optim.Optimizer = library.AdamW8bit(groups, lr=0.0, betas=betas, eps=config.eps)
+    optimizer: torch.optim.Optimizer = library.AdamW8bit(
+        groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps
+    )
     return optimizer
+
+
+def _spread_adamw_8bit(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
+    try:
+        import torchao.optim
+    except ImportError:
+        raise ConfigError(
+            "trainer.optimizer.type: adamw_8bit with trainer.sharding: fsdp needs torchao; install grpo-actors[torchao]"
+        ) from None
+    library: Any = torchao.optim
+    optimizer: Any = library.AdamW8bit(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps)
+    if all(parameter.device.type == "cpu" for group in groups for parameter in group["params"]):
+        # it compiles its update for each shape of a weight. On a CPU that takes 15 s each, and a C++ compiler
+        optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)
+    return cast("torch.optim.Optimizer", optimizer)

@@ -1,8 +1,10 @@
 """Tensors spread over the ranks of a gang (torch's DTensor), and tensors held whole by each rank."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -31,15 +33,47 @@ def gathered(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> Iterator[tupl
             yield name, found
 
 
-def placed(value: Value, like: Tensor) -> Value:
-    """Return a state of a parameter on the parameter's device, and spread like the parameter if the shapes agree."""
+def spread_as(local: Tensor, like: Tensor, per: int = 1) -> Tensor:
+    """Return this rank's part of a tensor as the spread tensor that it is a part of; unchanged if `like` is not spread.
+
+    Args:
+        local: part with the axes of `like`.
+        like: tensor that is spread in the same way.
+        per: numbers along the last axis of `like` for each number of the tensor.
+    """
+    if not isinstance(like, DTensor):
+        return local
+    shape = _shape_per(like, per)
+    # ranks may have unequal parts, so torch can't find the whole shape from this one
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=_strides(shape)
+    )
+
+
+def placed(value: Value, like: Tensor, per: int = 1) -> Value:
+    """Return a state of a parameter on the parameter's device, and spread like the parameter if the shapes agree.
+
+    Args:
+        value: whole state.
+        like: parameter.
+        per: numbers along the parameter's last axis for each number of the state.
+    """
     if isinstance(value, int):
         return value
     here = value.to(like.device)
-    if not isinstance(like, DTensor) or here.shape != like.shape:
+    if not isinstance(like, DTensor) or here.shape != _shape_per(like, per):
         return here
     # no broadcast (src_data_rank): each rank has read the whole state
     return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _shape_per(like: Tensor, per: int) -> torch.Size:
+    return like.shape if per == 1 else torch.Size([*like.shape[:-1], like.shape[-1] // per])
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def overwrite(tensor: Tensor, value: Tensor) -> None:

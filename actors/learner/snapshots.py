@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from actors.learner.optimizer import PolicyOptimizer
+    from actors.learner.optimizer_states import State
 
 ENTROPY_CONTROL = "trainer/entropy_control.json"
 OPTIMIZER, OPTIMIZER_NUMBERS = "trainer/optimizer.safetensors", "trainer/optimizer.json"
@@ -93,20 +94,20 @@ def restore_optimizer(folder: Path, optimizer: "PolicyOptimizer") -> None:
     optimizer.restore(_saved_states(folder))
 
 
-def _saved_states(folder: Path) -> "Iterator[tuple[str, str, Tensor | int]]":
-    """Yield (parameter, state, value) one after the other, so that only one value at a time is in memory twice."""
+def _saved_states(folder: Path) -> "Iterator[tuple[str, State]]":
+    """Yield (parameter, state) one after the other, so that only one parameter's state is in memory twice."""
     from safetensors import safe_open
 
+    numbers = json.loads((folder / OPTIMIZER_NUMBERS).read_text(encoding="utf-8"))
     with safe_open(folder / OPTIMIZER, "pt") as file:
-        keys = list(file.keys())
-        with task("restore optimizer", len(keys), "tensors") as restoring:
-            for key in keys:
-                parameter, _, name = key.partition("/")  # names have no slash
-                yield parameter, name, file.get_tensor(key)
+        keys: dict[str, list[str]] = {}
+        for key in (*file.keys(), *numbers):
+            keys.setdefault(key.partition("/")[0], []).append(key)  # names have no slash
+        with task("restore optimizer", len(keys), "weights") as restoring:
+            for parameter, its in keys.items():
+                found = {key: numbers[key] if key in numbers else file.get_tensor(key) for key in its}
+                yield parameter, {key.partition("/")[2]: value for key, value in found.items()}
                 restoring.advance()
-    for key, number in json.loads((folder / OPTIMIZER_NUMBERS).read_text(encoding="utf-8")).items():
-        parameter, _, name = key.partition("/")
-        yield parameter, name, number
 
 
 def control_snapshot(control: EntropyControl) -> Snapshot:

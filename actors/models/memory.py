@@ -25,7 +25,7 @@ from actors.models.skeleton import skeleton
 from actors.models.vision.parts import vision_part
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
-from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
+from schemas.config.optimizers import AdamW8bitConfig, MuonConfig
 from schemas.config.trainer import TrainerConfig
 
 BLOCK = 64
@@ -199,7 +199,7 @@ def _counted(config: ModelConfig, trainer: TrainerConfig, sequence_len: int) -> 
         trained_bytes=sum(map(_trained_bytes, trained)),
         rounded_weights=sum(map(_bytes, trained)) if has_masters else 0,
         rounded_gradient=max(map(_bytes, trained)) if has_masters else 0,
-        states=_state_bytes(model, trained, trainer.optimizer),
+        states=_state_bytes(model, trained, trainer),
         head_gradient=_trained_bytes(head) if head.requires_grad else 0,
         head_copy=_trained_bytes(head) if config.has_exact_head else 0,
         # last: it replaces the model's parameters
@@ -320,21 +320,30 @@ def _kept_bytes(model: Any, num_tokens: int, autocast: torch.dtype, checkpointin
     return num_layers * between + one_layer + (results.num_bytes if checkpointing == "selective" else 0)
 
 
-def _state_bytes(model: Any, trained: list[nn.Parameter], config: OptimizerConfig) -> int:
-    """Return the bytes of the optimizer's state.
+def _state_bytes(model: Any, trained: list[nn.Parameter], trainer: TrainerConfig) -> int:
+    """Return the bytes of the optimizer's state, on all ranks together if it is spread.
 
-    Adam: two float32 numbers per trained weight; in 8 bits with a scale per 256 weights, small tensors in float32.
+    Adam: two float32 numbers per trained weight; in 8 bits with a scale for each block, small tensors in float32.
     Muon: one number per weight of a matrix.
     """
-    # bitsandbytes keeps the state of tensors below 4096 weights in float32. In 8 bits a weight has a byte, and a 64th
-    # part of another one: a scale of four bytes per 256 weights
+    config = trainer.optimizer
     if isinstance(config, AdamW8bitConfig):
-        return sum(2 * (n + n // 64 if n >= 4096 else 4 * n) for n in (p.numel() for p in trained))
+        return sum(2 * _bytes_in_8_bits(p, spread=trainer.sharding != "none") for p in trained)
     orthogonal = isinstance(config, MuonConfig)
     # Muon leaves embeddings and the output layer to Adam
     outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     outside.add(id(model.get_output_embeddings().weight))
     return sum(_trained_bytes(p) * (1 if orthogonal and p.ndim == 2 and id(p) not in outside else 2) for p in trained)
+
+
+def _bytes_in_8_bits(weight: Tensor, spread: bool) -> int:
+    """Return the bytes of one of AdamW's moments: a byte per number, and a float32 per block.
+
+    Blocks are those of bitsandbytes or, of spread weights, those within rows (actors/learner/optimizer_states.py).
+    """
+    count, block = weight.numel(), 128 if spread else 256
+    has_blocks = count >= 4096 and (not spread or (weight.ndim > 1 and weight.shape[-1] % block == 0))
+    return count + 4 * -(-count // block) if has_blocks else 4 * count
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -32,8 +32,6 @@ def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:
     trainer = config.trainer
     if trainer.sharding == "none":
         return
-    if trainer.optimizer.type == "adamw_8bit":
-        yield "trainer.sharding: fsdp can't spread the blocks of trainer.optimizer adamw_8bit; use adamw"
     if config.model.quantization is not None:
         yield "trainer.sharding: fsdp can't spread the blocks of model.quantization; remove one of them"
     if trainer.sft is not None:

@@ -120,8 +120,7 @@ class TrainerConfig(ObjectiveConfig):
     sharding: Free[Literal["none", "fsdp"]] = "none"
     """Distribution of the model over ranks. `none`: each rank has the whole model (data parallel), and a replayed step
     has the same bits, with `context_parallel` 1. `fsdp`: each rank has a part of every weight, gradient and optimizer
-    state, and gathers a layer for its computation (FSDP2); not with optimizer adamw_8bit, `model.quantization` or
-    `sft`."""
+    state, and gathers a layer for its computation (FSDP2); not with `model.quantization` or `sft`."""
     router_replay: Repack[bool] = False
     """Whether the trainer's routers take the experts that the engine's routers chose for each token (R3). For models
     with experts, with engine vllm on a GPU, with `enable_prefix_caching`, or embedded. On the bus a token takes two

@@ -572,11 +572,11 @@ def _convert_machines(job: Import) -> None:
     level = job.value("train.zero_level")
     is_full = level >= 3 or (job.value("train.shard_weights") and job.value("train.shard_gradients"))
     ranks = job.value("train.gpus")
-    blocked = job.run.get("trainer.optimizer.type") == "adamw_8bit" or job.run.get("model.quantization.type")
+    blocked = job.run.get("model.quantization.type")
     sharding = "fsdp" if is_full and ranks > 1 and not blocked else "none"
     text = f"level {level}, {ranks} GPUs: {sharding}"
     if is_full and ranks > 1 and blocked:
-        text += ", since 8-bit states and quantised weights can't be shared out"
+        text += ", since quantised weights can't be shared out"
     keys = ["train.zero_level", "train.shard_weights", "train.shard_gradients"]
     job.convert(keys, {"trainer.sharding": sharding}, text)
     kind = job.value("train.weight_broadcast_type")

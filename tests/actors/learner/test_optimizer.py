@@ -218,7 +218,7 @@ def test_state_of_an_unknown_parameter_is_refused_by_name() -> None:
     """A checkpoint of another model."""
     _, optimizer = made()
     with pytest.raises(ValueError, match=r"optimizer state of nonsense, which is not among the trained parameters"):
-        optimizer.restore([("nonsense", "step", 1)])
+        optimizer.restore([("nonsense", {"step": 1})])
 
 
 @pytest.mark.slow

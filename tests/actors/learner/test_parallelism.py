@@ -533,7 +533,6 @@ def _tree(trainer: dict[str, Any], **model: Any) -> dict[str, Any]:
         (_tree({"tensor_parallel": 2}, compile=True), "trainer.tensor_parallel: not with model.compile"),
         (_tree({"router_replay": True}, compile=True), "trainer.router_replay: not with model.compile"),
         (_tree({"tensor_parallel": 2}, lora={"dropout": 0.1}), "trainer.tensor_parallel: not with dropout"),
-        (_tree({"optimizer": {"type": "adamw_8bit"}}), "can't spread the blocks of trainer.optimizer adamw_8bit"),
         (_tree({}, lora={}, quantization={"type": "nf4"}), "fsdp can't spread the blocks of model.quantization"),
     ],
 )

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from actors.cli import main
 from actors.learner.learner import TorchLearner
+from actors.learner.optimizer import make_optimizer
 from actors.learner.snapshots import OPTIMIZER
-from actors.models.memory import MemoryEstimate, estimate
+from actors.models.memory import MemoryEstimate, _state_bytes, estimate
 from schemas.config import RunConfig
+from schemas.config.trainer import TrainerConfig
 from tests import models
 from tests.actors.learner.steps import random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
@@ -87,6 +90,29 @@ def test_weights_gradients_and_states_are_those_of_the_learner(
     states = [tensor for tensor in learner.snapshot().tensors[OPTIMIZER].values() if tensor.ndim]
     assert found.optimizer == sum(map(num_bytes, states))
     assert found.published == sum(map(num_bytes, learner.weights().tensors.values()))
+
+
+class Wide(nn.Module):
+    """Weights with rows of whole blocks and of others, a bias, and one too small for blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"rows": (64, 256), "odd": (100, 100), "experts": (2, 64, 128), "bias": (8192,), "small": (8, 128)}
+        self.weights = nn.ParameterDict({name: nn.Parameter(torch.randn(size)) for name, size in sizes.items()})
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_states_in_eight_bits_are_those_of_the_optimizer(sharding: str) -> None:
+    """To the byte, but for the maps of 256 values that all weights may share."""
+    optimizer: Any = {"type": "adamw_8bit"}
+    trainer = TrainerConfig(max_steps=1, optimizer=optimizer, sharding=sharding)  # type: ignore[arg-type]
+    model = Wide()
+    made = make_optimizer(model, trainer)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    made.step()
+    found = [value for _, name, value in made.states() if "qmap" not in name and isinstance(value, Tensor)]
+    assert _state_bytes(model, list(model.parameters()), trainer) == sum(map(num_bytes, found))
 
 
 def with_model(config: RunConfig, **model: Any) -> RunConfig:
