@@ -11,6 +11,9 @@ its defaults, for each `packer.max_async_level` of --levels.
 `to 0.9`         seconds from the first step's end until the mean reward of five steps first reaches 0.9
 `whole to 0.9`   the same from the start of the command, with imports and start-up
 `busy`           CPU time of the machine from step FIRST_STEP to the last one, as a share of all cores
+
+The file of results has more of each run of grpo-actors: CPU time of a step by actor, and what the timeline tells of
+the steps TRACED (`benchmarks.run_trace`).
 """
 
 import argparse
@@ -19,7 +22,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from itertools import pairwise
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import ROOT, publish
+from benchmarks.run_trace import CpuClock, trace_of
 
 QUICKSTART = ROOT / "examples" / "quickstart"
 SETTINGS: dict[str, Any] = {
@@ -43,38 +46,8 @@ SETTINGS: dict[str, Any] = {
 }
 """What both are given; the values of examples/quickstart/run.yaml."""
 FIRST_STEP, WINDOW, REWARD = 10, 5, 0.9
+TRACED = (101, 110)
 TIMEOUT_SECONDS = 1800.0
-
-
-class Busy:
-    """Samples of the machine's CPU time while a command runs."""
-
-    def __init__(self, seconds: float = 0.2) -> None:
-        self._seconds, self._ends = seconds, threading.Event()
-        self._samples: list[tuple[float, float]] = []
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> "Busy":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join(10.0)
-
-    def share(self, start: float, end: float) -> float:
-        """Return the CPU time between two times, as a share of all cores."""
-        inside = [(at, used) for at, used in self._samples if start <= at <= end]
-        (first, before), (last, after) = inside[0], inside[-1]
-        return (after - before) / (last - first) / (os.cpu_count() or 1)
-
-    def _sample(self) -> None:
-        ticks = os.sysconf("SC_CLK_TCK")
-        while not self._ends.wait(self._seconds):
-            fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
-            # user, nice, system, -, -, irq, softirq
-            used = sum(int(fields[i]) for i in (0, 1, 2, 5, 6)) / ticks
-            self._samples.append((time.time(), used))
 
 
 def main() -> None:
@@ -101,8 +74,9 @@ def main() -> None:
                 command = our_command(folder / "model", output, settings, level)
                 ours = figures(f"level {level}", command, output / "metrics.jsonl", settings)
                 ratio = ours["completions/s"] / theirs["completions/s"]
-                rows.append({"seed": seed, **ours, "ratio": round(ratio, 2)})
-    head = list(rows[-1])
+                trace = trace_of(output, *(min(step, arguments.steps) for step in TRACED))
+                rows.append({"seed": seed, **ours, "ratio": round(ratio, 2), "trace": trace})
+    head = [name for name in rows[-1] if name not in ("trace", "cpu_ms_of_a_step")]
     publish({"runs": rows}, [{key: row.get(key, "") for key in head} for row in rows], arguments.json)
 
 
@@ -138,7 +112,7 @@ def figures(name: str, command: list[str], lines_path: Path, settings: dict[str,
     """Run a command that appends `step`, `time` and `reward_mean` of each step to a file; return its row."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     started = time.time()
-    with Busy() as busy:
+    with CpuClock() as clock:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     if done.returncode:
         raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
@@ -151,14 +125,18 @@ def figures(name: str, command: list[str], lines_path: Path, settings: dict[str,
     row = {
         "run": name,
         "completions/s": round(per_step * (last["step"] - FIRST_STEP) / (last["time"] - early["time"]), 1),
-        "busy": round(busy.share(early["time"], last["time"]), 3),
+        "busy": round(clock.share(early["time"], last["time"]), 3),
         "step of 0.9": reached["step"] if reached else None,
         "to 0.9": round(reached["time"] - lines[0]["time"], 1) if reached else None,
         "whole to 0.9": round(reached["time"] - started, 1) if reached else None,
         "last reward": round(last["reward_mean"], 3),
     }
     print(json.dumps(row), file=sys.stderr)
-    return row
+    seconds = (last["time"] - early["time"]) / (last["step"] - FIRST_STEP)
+    by_actor = clock.by_actor(early["time"], last["time"])
+    return row | (
+        {"cpu_ms_of_a_step": {k: round(1e3 * v * seconds, 1) for k, v in by_actor.items()}} if by_actor else {}
+    )
 
 
 def first_reached(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
