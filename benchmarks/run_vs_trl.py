@@ -134,9 +134,8 @@ def figures(name: str, command: list[str], lines_path: Path, settings: dict[str,
     print(json.dumps(row), file=sys.stderr)
     seconds = (last["time"] - early["time"]) / (last["step"] - FIRST_STEP)
     by_actor = clock.by_actor(early["time"], last["time"])
-    return row | (
-        {"cpu_ms_of_a_step": {k: round(1e3 * v * seconds, 1) for k, v in by_actor.items()}} if by_actor else {}
-    )
+    cpu = {name: round(1e3 * share * seconds, 1) for name, share in by_actor.items()}
+    return row | ({"cpu_ms_of_a_step": cpu} if cpu else {})
 
 
 def first_reached(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
