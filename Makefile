@@ -101,7 +101,7 @@ bench-trl: .venv/dev.stamp .venv-trl/stamp
 
 # Whole runs of the quickstart's model, here and in TRL, in turns; nothing else should run on the machine.
 bench-run-trl: .venv/dev.stamp .venv-trl/stamp
-	$(BIN)/python -m benchmarks.run_vs_trl --trl-python .venv-trl/bin/python --levels 1,2 --json benchmarks/results/run_vs_trl.json
+	$(BIN)/python -m benchmarks.run_vs_trl --trl-python .venv-trl/bin/python --runs 1,2,2:inflight --json benchmarks/results/run_vs_trl.json
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("grpo-actors needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else 0'

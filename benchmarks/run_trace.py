@@ -13,7 +13,7 @@ from actors.ops.trace.window import index_of, steps_of
 from actors.ops.trace.words import words
 
 Interval = tuple[float, float]
-NAME = re.compile(rb"\0--name\0([\w-]+)\0")
+NAME = re.compile(rb"[\0 ]--name[\0 ]([\w-]+)")
 """Name of an actor in the command line of its process."""
 TICKS = os.sysconf("SC_CLK_TCK")
 COMPUTING = (("trainer-0", "main"), ("inference-0", "engine"))

@@ -1,11 +1,11 @@
 """A whole run of grpo-actors and of TRL: same start model, data, reward, loss (dapo) and hyperparameters, in turns.
 
-    python -m benchmarks.run_vs_trl --trl-python PYTHON [--steps 300] [--rounds 2] [--levels 1] [--json PATH]
+    python -m benchmarks.run_vs_trl --trl-python PYTHON [--steps 300] [--rounds 2] [--runs 1] [--json PATH]
 
 PYTHON is the interpreter of an environment with TRL 1.16 and this project; `make bench-run-trl` makes one in .venv-trl.
 Both train the quickstart's model from one start, in steps of 128 completions. TRL runs as on a machine without a GPU:
 `generate` of transformers, the reward function, then training, each with all cores. grpo-actors is `actors up` with
-its defaults, for each `packer.max_async_level` of --levels.
+its defaults, for each of --runs: a `packer.max_async_level`, or that and a `weights.update_mode`, as `2:inflight`.
 
 `completions/s`  trained between step FIRST_STEP and the last one
 `to 0.9`         seconds from the first step's end until the mean reward of five steps first reaches 0.9
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--trl-python", type=Path, required=True, help="of an environment with TRL 1.16")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--levels", default="1", help="values of packer.max_async_level, separated by commas")
+    parser.add_argument("--runs", default="1", help="LEVEL or LEVEL:UPDATE_MODE, separated by commas")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = []
@@ -69,10 +69,12 @@ def main() -> None:
             (folder / "settings.json").write_text(json.dumps(settings))
             theirs = figures("TRL", trl_command(arguments.trl_python, folder), folder / "trl.jsonl", settings)
             rows.append({"seed": seed, **theirs})
-            for level in map(int, arguments.levels.split(",")):
-                output = folder / f"level-{level}"
-                command = our_command(folder / "model", output, settings, level)
-                ours = figures(f"level {level}", command, output / "metrics.jsonl", settings)
+            for run in arguments.runs.split(","):
+                level, _, mode = run.partition(":")
+                output = folder / f"level-{level}-{mode}"
+                command = our_command(folder / "model", output, settings, int(level), mode or "interrupt")
+                name = f"level {level}, {mode}" if mode else f"level {level}"
+                ours = figures(name, command, output / "metrics.jsonl", settings)
                 ratio = ours["completions/s"] / theirs["completions/s"]
                 trace = trace_of(output, *(min(step, arguments.steps) for step in TRACED))
                 rows.append({"seed": seed, **ours, "ratio": round(ratio, 2), "trace": trace})
@@ -85,7 +87,7 @@ def trl_command(python: Path, folder: Path) -> list[str]:
     return [str(python.absolute()), "-m", "benchmarks.trl_run_worker", str(folder)]
 
 
-def our_command(model: Path, output: Path, settings: dict[str, Any], level: int) -> list[str]:
+def our_command(model: Path, output: Path, settings: dict[str, Any], level: int, mode: str) -> list[str]:
     """Return `actors up` with the same hyperparameters."""
     keys = {
         "seed": settings["seed"],
@@ -93,6 +95,7 @@ def our_command(model: Path, output: Path, settings: dict[str, Any], level: int)
         "output_dir": output,
         "packer.groups_per_step": settings["groups"],
         "packer.max_async_level": level,
+        "weights.update_mode": mode,
         "rollout.group_size": settings["group_size"],
         "rollout.max_tokens": settings["max_tokens"],
         "trainer.max_steps": settings["steps"],

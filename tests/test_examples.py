@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from actors.ops.trace.window import index_of, steps_of
 from actors.ops.up.run_lock import hold_run_lock
 from schemas.config import load_config, warnings
 from tests.docs.pages import page
@@ -229,6 +230,13 @@ def test_the_quickstart_in_turns_loses_and_repeats_nothing(tmp_path: Path) -> No
     assert completed.returncode == 0, completed.stdout + completed.stderr
     ledger = json.loads((tmp_path / "summary.json").read_text())["ledger"]
     assert (ledger["trained"], ledger["dropped"]) == (160, {})
+    recorded, _ = steps_of(index_of(tmp_path), 1, 20)
+    steps, rounds = (
+        [span for span in recorded.spans if span.actor == actor and span.name in names]
+        for actor, names in (("trainer-0", {"step"}), ("inference-0", {"prefill", "decode", "prefill again"}))
+    )
+    assert min(len(steps), len(rounds)) >= 20
+    assert [(s, r) for s in steps for r in rounds if s.start < r.end and r.start < s.end] == []
 
 
 @pytest.mark.long

@@ -9,8 +9,8 @@ The base layer runs unchanged, whatever it is (quantised, a Conv1D). So gradient
 order, and with a scale that is a power of two, where multiplication is exact, all results have peft's bits.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -59,8 +59,8 @@ def replace_forward(adapted: nn.Module) -> int:
     """Replace the forward of all plain adapted layers of a peft model; return their number."""
     layers = list(_plain_layers(adapted))
     for layer in layers:
-        # an attribute of the object hides the method of its class; parameters and hooks stay in place
-        layer.forward = partial(_forward, layer, layer.forward)
+        # parameters and hooks stay in place. Not a function of the object: torch would compile code for each layer
+        layer.__class__ = _with_narrow_forward(type(layer))
     return len(layers)
 
 
@@ -70,11 +70,22 @@ def _plain_layers(adapted: nn.Module) -> Iterator[Any]:
             yield module
 
 
-def _forward(layer: Any, of_peft: Callable[..., Tensor], x: Tensor) -> Tensor:
+@cache
+def _with_narrow_forward(of_peft: Any) -> type:
+    """Return a class of adapted layers like peft's, with this module's forward pass."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        # without its adapter (the reference), or merged: peft's forward is the base layer then
+        if self.disable_adapters or self.merged:
+            out: Tensor = of_peft.forward(self, x)
+            return out
+        return _forward(self, x)
+
+    return type(of_peft.__name__, (of_peft,), {"forward": forward, "__module__": of_peft.__module__})
+
+
+def _forward(layer: Any, x: Tensor) -> Tensor:
     """Compute an adapted layer with its one active adapter."""
-    # without its adapter (the reference), or merged: peft's forward is the base layer then
-    if layer.disable_adapters or layer.merged:
-        return of_peft(x)
     base: Tensor = layer.base_layer(x)
     [name] = layer.active_adapters
     # read at each call: sharding puts other tensors in their place while a layer runs

@@ -2,14 +2,17 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.learner.learner import TorchLearner
 from schemas.errors import ConfigError
+from tests import models
 from tests.actors.learner.steps import random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
 
@@ -29,7 +32,7 @@ def compiler() -> Iterator[None]:
     dynamo.reset()
 
 
-def learner_of(model_folder: ModelFolder, compiled: bool, **keys: Any) -> TorchLearner:
+def learner_of(model_folder: Callable[[], Path], compiled: bool, **keys: Any) -> TorchLearner:
     """A learner on the tied model."""
     checkpointing = keys.pop("gradient_checkpointing", False)
     config = run_config(model_folder(), **keys)
@@ -61,6 +64,53 @@ def test_compiled_layers_train_what_they_train_without(model_folder: ModelFolder
             assert found[name] == pytest.approx(plain[name], rel=1e-4, abs=1e-6), name
     for expected, found in zip(*(learner.model.parameters() for learner in learners), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [
+        ({}, 8),
+        ({"lora": {"rank": 4}}, 11),
+        # with the adapter switched off for the reference
+        ({"lora": {"rank": 4}, "reference": {"beta": 0.1}}, 15),
+        pytest.param({"lora": {"rank": 4}, "gradient_checkpointing": True}, 11, marks=pytest.mark.long),
+        pytest.param({"gradient_checkpointing": "selective"}, 8, marks=pytest.mark.long),
+    ],
+)
+def test_layers_share_graphs_that_hold_for_rows_of_any_length(
+    keys: dict[str, Any], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers or five, rows of four lengths: as many graphs in the first step, and none later. They run as they are.
+
+    A layer is four graphs around its attention, with and without gradients, and with an input that has none. With a
+    graph for each layer torch would stop to compile at the eighth.
+    """
+    made: list[Any] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    compile_ = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **given: compile_(module, backend=counting, **given))
+    monkeypatch.setenv("CXX", "sh")  # none is called
+    found = []
+    for layers in (2, 5):
+        torch._dynamo.reset()
+        made.clear()
+        folder = tmp_path / str(layers)
+        Qwen3ForCausalLM(Qwen3Config(**models.SMALL | {"num_hidden_layers": layers})).save_pretrained(folder)
+        models.tokenizer().save_pretrained(folder)
+        learner = learner_of(lambda folder=folder: folder, compiled=True, **keys)
+        counts = []
+        for step in range(1, 5):
+            learner.step(step_batch(random_samples(step)[: 1 + step], step=step))
+            counts.append(len(made))
+        assert len(set(counts)) == 1, counts
+        found.append(counts[0])
+    assert found[0] == found[1]
+    assert 4 <= found[0] <= most
 
 
 def test_a_missing_compiler_is_said_before_anything_is_trained(
