@@ -1,15 +1,15 @@
-"""Optimizer of the trainer: AdamW from torch, bitsandbytes or torchao, or Muon together with AdamW.
+"""Optimizer of the trainer: AdamW from torch or bitsandbytes, or Muon together with AdamW.
 
 State is saved and restored by the names of parameters, so a checkpoint fits any grouping of parameters.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from actors.learner.optimizer_states import PLAIN, ROW_BLOCKS, WHOLE_BLOCKS, State, StateFormat, Value
+from actors.learner.optimizer_states import PLAIN, SPREAD_BLOCKS, WHOLE_BLOCKS, State, StateFormat, Value
 from actors.learner.shards import by_mesh
 from schemas.config.optimizers import AdamKeys, AdamW8bitConfig, MuonConfig
 from schemas.config.trainer import TrainerConfig
@@ -41,11 +41,7 @@ class PolicyOptimizer:
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next updates."""
         for group in self.param_groups:
-            now = rate * group.get("rate_ratio", 1.0)
-            if isinstance(group["lr"], Tensor):  # a compiled update reads it, and is compiled again for another tensor
-                group["lr"].fill_(now)
-            else:
-                group["lr"] = now
+            group["lr"] = rate * group.get("rate_ratio", 1.0)
 
     def step(self) -> None:
         """Update the parameters from the gradients."""
@@ -62,7 +58,7 @@ class PolicyOptimizer:
         for name, parameter in self._parameters.items():
             for part in self._parts:
                 if parameter in part.state:
-                    saved = self._format.saved(part.state[parameter])
+                    saved = self._format.saved(parameter, part.state[parameter])
                     yield from ((name, key, value) for key, value in saved.items())
 
     def restore(self, states: Iterable[tuple[str, State]]) -> None:
@@ -93,12 +89,13 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> PolicyOptimizer:
     """Return the configured optimizer with a learning rate of 0. Weight decay applies to matrices only.
 
     Raises:
-        ConfigError: bitsandbytes or torchao is needed and not installed.
+        ConfigError: bitsandbytes is needed and not installed.
     """
     settings, trainable = config.optimizer, [p for p in model.parameters() if p.requires_grad]
     if isinstance(settings, AdamW8bitConfig):
-        make, form = (_adamw_8bit, WHOLE_BLOCKS) if config.sharding == "none" else (_spread_adamw_8bit, ROW_BLOCKS)
-        return PolicyOptimizer(model, [make(_groups(model, trainable, settings), settings)], form)
+        spread = config.sharding != "none"
+        part = _adamw_8bit(_groups(model, trainable, settings), settings, spread)
+        return PolicyOptimizer(model, [part], SPREAD_BLOCKS if spread else WHOLE_BLOCKS)
     if not isinstance(settings, MuonConfig):
         return PolicyOptimizer(model, [_adamw(_groups(model, trainable, settings), settings)])
     # Muon is made for matrices of hidden layers: embeddings and the output layer stay with AdamW
@@ -148,28 +145,17 @@ def _adamw(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
-def _adamw_8bit(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
+def _adamw_8bit(groups: list[ParamGroup], config: AdamKeys, spread: bool) -> torch.optim.Optimizer:
     try:
         import bitsandbytes
     except ImportError:
         raise ConfigError("trainer.optimizer.type: adamw_8bit needs bitsandbytes; install grpo-actors[bnb]") from None
+    if spread:
+        from actors.learner.spread_adamw_8bit import SpreadAdamW8bit
+
+        return SpreadAdamW8bit(groups, (config.beta1, config.beta2), config.eps)
     library: Any = bitsandbytes.optim
     optimizer: torch.optim.Optimizer = library.AdamW8bit(
         groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps
     )
     return optimizer
-
-
-def _spread_adamw_8bit(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
-    try:
-        import torchao.optim
-    except ImportError:
-        raise ConfigError(
-            "trainer.optimizer.type: adamw_8bit with trainer.sharding: fsdp needs torchao; install grpo-actors[torchao]"
-        ) from None
-    library: Any = torchao.optim
-    optimizer: Any = library.AdamW8bit(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps)
-    if all(parameter.device.type == "cpu" for group in groups for parameter in group["params"]):
-        # it compiles its update for each shape of a weight. On a CPU that takes 15 s each, and a C++ compiler
-        optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)
-    return cast("torch.optim.Optimizer", optimizer)

@@ -337,13 +337,13 @@ def _state_bytes(model: Any, trained: list[nn.Parameter], trainer: TrainerConfig
 
 
 def _bytes_in_8_bits(weight: Tensor, spread: bool) -> int:
-    """Return the bytes of one of AdamW's moments: a byte per number, and a float32 per block.
+    """Return the bytes of one of AdamW's moments: a byte per number, and a float32 per block of 256.
 
-    Blocks are those of bitsandbytes or, of spread weights, those within rows (actors/learner/optimizer_states.py).
+    Of spread weights only those have blocks whose rows have whole ones (actors/learner/optimizer_states.py).
     """
-    count, block = weight.numel(), 128 if spread else 256
-    has_blocks = count >= 4096 and (not spread or (weight.ndim > 1 and weight.shape[-1] % block == 0))
-    return count + 4 * -(-count // block) if has_blocks else 4 * count
+    count = weight.numel()
+    has_blocks = count >= 4096 and (not spread or (weight.ndim > 1 and weight.shape[-1] % 256 == 0))
+    return count + 4 * -(-count // 256) if has_blocks else 4 * count
 
 
 def _bytes(tensor: Tensor) -> int:

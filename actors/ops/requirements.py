@@ -24,8 +24,7 @@ def not_installed(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         packages.append(("model.quantization", "accelerate", "grpo-actors[bnb]"))
         packages.append(("model.quantization", "bitsandbytes", "grpo-actors[bnb]"))
     if engine.loads_model and isinstance(config.trainer.optimizer, AdamW8bitConfig):
-        library, extra = ("bitsandbytes", "bnb") if config.trainer.sharding == "none" else ("torchao", "torchao")
-        packages.append(("trainer.optimizer.type", library, f"grpo-actors[{extra}]"))
+        packages.append(("trainer.optimizer.type", "bitsandbytes", "grpo-actors[bnb]"))
     if engine.loads_model and config.model.attention == "flash":
         packages.append(("model.attention", "flash_attn", "flash-attn, or take auto"))
     if config.push_to_hub is not None:

@@ -32,9 +32,8 @@ class AdamWConfig(AdamKeys):
 class AdamW8bitConfig(AdamKeys):
     """AdamW of bitsandbytes, with one byte per number of state, in blocks of 256. Needs `grpo-actors[bnb]`.
 
-    With `trainer.sharding: fsdp` that of torchao, in blocks of 128 within rows. Needs `grpo-actors[torchao]`, and on a
-    GPU compiles an update for each shape of a weight. Tensors below 4096 elements keep float32 state, as do weights
-    over ranks whose rows are no multiple of 128. A run that changes `trainer.sharding` quantises its state again.
+    Tensors below 4096 elements keep float32 state. With `trainer.sharding: fsdp` so do vectors, and weights whose rows
+    are no multiple of 256.
     """
 
     type: Identity[Literal["adamw_8bit"]] = "adamw_8bit"

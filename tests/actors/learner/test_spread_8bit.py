@@ -1,7 +1,6 @@
-"""AdamW in 8 bits over weights that are spread over ranks (torchao), and what a checkpoint of it is worth elsewhere."""
+"""AdamW in 8 bits over weights that are spread over ranks, and what a checkpoint of it is worth elsewhere."""
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.learner.learner import TorchLearner
 from actors.learner.optimizer import PolicyOptimizer, make_optimizer
 from actors.learner.optimizer_states import State, in_float32
 from schemas.config.trainer import TrainerConfig
-from schemas.errors import ConfigError
 from tests import models
 from tests.actors.learner.steps import run_config
-from tests.actors.learner.test_parallelism import assert_near, sharded, whole
+from tests.actors.learner.test_parallelism import Trained, sharded, whole
 
 RATE = 1e-2
 
@@ -30,7 +27,7 @@ class Weights(nn.Module):
         torch.manual_seed(0)
         self.rows = nn.Parameter(torch.randn(33, 256))
         self.odd = nn.Parameter(torch.randn(100, 100))
-        self.experts = nn.Parameter(torch.randn(2, 64, 128))
+        self.experts = nn.Parameter(torch.randn(2, 64, 256))
         self.bias = nn.Parameter(torch.randn(4096))
         self.norm = nn.Parameter(torch.randn(128))
 
@@ -64,7 +61,7 @@ def saved(optimizer: PolicyOptimizer) -> dict[str, State]:
     return found
 
 
-def nearest(values: Tensor, code: Tensor, block: int = 128) -> Tensor:
+def nearest(values: Tensor, code: Tensor, block: int = 256) -> Tensor:
     """Values in 8 bits and back: the nearest number of the map, times the largest of each block."""
     blocks = values.view(-1, block)
     scale = blocks.abs().amax(1, keepdim=True).clamp(min=1e-12)
@@ -73,7 +70,7 @@ def nearest(values: Tensor, code: Tensor, block: int = 128) -> Tensor:
 
 
 def test_updates_are_those_of_adamw_with_moments_rounded_to_eight_bits_after_each() -> None:
-    """Three updates by hand in float64, with the map of bitsandbytes: a number on an edge may be rounded otherwise."""
+    """Three updates by hand in float64, with the map of bitsandbytes, whose kernel rounds some numbers otherwise."""
     from bitsandbytes.functional import create_dynamic_map  # here, since its import takes seconds in every worker
 
     maps = create_dynamic_map(signed=True), create_dynamic_map(signed=False)
@@ -93,7 +90,8 @@ def test_updates_are_those_of_adamw_with_moments_rounded_to_eight_bits_after_eac
             squares[name] = nearest(square, maps[1]) if in_8_bits else square
     for name, parameter in model.named_parameters():
         apart = (parameter.detach().double() - weights[name]).abs() > 1e-6
-        assert apart.double().mean() < (2e-3 if name in IN_8_BITS else 1e-9), name
+        assert apart.double().mean() < (0.05 if name in IN_8_BITS else 1e-9), name
+        assert float((parameter.detach().double() - weights[name]).abs().max()) < 0.5 * RATE, name
 
 
 def test_weights_with_rows_of_whole_blocks_take_a_byte_for_a_number() -> None:
@@ -105,12 +103,12 @@ def test_weights_with_rows_of_whole_blocks_take_a_byte_for_a_number() -> None:
         assert moment.dtype == (torch.uint8 if name in IN_8_BITS else torch.float32), name
         if name in IN_8_BITS:
             assert isinstance(scales, Tensor)
-            assert scales.shape == (*moment.shape[:-1], moment.shape[-1] // 128)
+            assert scales.shape == (*moment.shape[:-1], moment.shape[-1] // 256)
 
 
 @pytest.mark.parametrize(("first", "then"), [("fsdp", "none"), ("none", "fsdp")])
 def test_a_run_that_changes_its_sharding_keeps_its_moments(first: str, then: str) -> None:
-    """They are quantised again: each within a hundredth of the largest of its 256; the count of updates is exact."""
+    """To the bit, in 8 bits and in float32, and so does the next update of weights that both have in 8 bits."""
     model, other = Weights(), Weights()
     before, after = made(model, first), made(other, then)
     for step in (1, 2):
@@ -123,17 +121,41 @@ def test_a_run_that_changes_its_sharding_keeps_its_moments(first: str, then: str
     for name, state in states.items():
         assert found[name]["step"] == 2
         for suffix in "12":
-            was, now = (in_float32(each, suffix).flatten() for each in (state, found[name]))
-            padded = nn.functional.pad(was, (0, -len(was) % 256)).view(-1, 256)
-            largest = padded.abs().amax(1).repeat_interleave(256)[: len(was)]
-            assert ((now - was).abs() <= 0.01 * largest + 1e-12).all(), (name, suffix)
+            assert torch.equal(in_float32(found[name], suffix), in_float32(state, suffix)), (name, suffix)
     with torch.no_grad():
         for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
             ours.copy_(theirs)
     update(model, before, 3)
     update(other, after, 3)
     for (name, ours), theirs in zip(other.named_parameters(), model.parameters(), strict=True):
-        assert float((ours - theirs).abs().mean()) < 0.2 * RATE, name
+        if name in {*IN_8_BITS, "norm"}:
+            assert torch.equal(ours, theirs), name
+        else:  # of which a state in 8 bits became one in float32, or stayed so
+            assert float((ours - theirs).abs().mean()) < 0.01 * RATE, name
+
+
+def test_without_shards_the_updates_are_those_of_the_library() -> None:
+    """Of weights that both have in 8 bits, and of small ones, to the bit."""
+    model, other = Weights(), Weights()
+    ours, theirs = made(model, "fsdp"), made(other, "none")
+    for step in (1, 2, 3):
+        update(model, ours, step)
+        update(other, theirs, step)
+    for (name, found), expected in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert (name in {*IN_8_BITS, "norm"}) == torch.equal(found, expected), name
+
+
+def test_state_of_another_layout_is_quantised() -> None:
+    """With tensor_parallel a part of a row may have no whole blocks: its state in float32 becomes one in 8 bits."""
+    model = Weights()
+    optimizer = made(model, "fsdp")
+    update(model, optimizer, 1)
+    states = saved(optimizer)
+    exact: State = {"step": 1, "state1": in_float32(states["rows"], "1"), "state2": in_float32(states["rows"], "2")}
+    optimizer.restore((states | {"rows": exact}).items())
+    for suffix in "12":
+        was, now = (in_float32(each["rows"], suffix).view(-1, 256) for each in (states, saved(optimizer)))
+        assert ((now - was).abs() <= 0.01 * was.abs().amax(1, keepdim=True)).all()
 
 
 def test_going_on_has_the_same_bits() -> None:
@@ -170,18 +192,11 @@ def test_a_weight_without_saved_state_begins_again() -> None:
     assert found["experts"]["step"] == 1
 
 
-def test_shards_without_the_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra, and the keys that ask for it."""
-    monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    with pytest.raises(ConfigError, match=r"adamw_8bit with trainer\.sharding: fsdp needs .*grpo-actors\[torchao\]"):
-        made(Weights(), "fsdp")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose layers are large enough for 8 bits, and whose embedding is not."""
     made = tmp_path_factory.mktemp("wide")
-    sizes = models.SMALL | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "initializer_range": 0.05}
+    sizes = models.SMALL | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "initializer_range": 0.05}
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True)).save_pretrained(made)
     models.tokenizer().save_pretrained(made)
@@ -194,18 +209,24 @@ def eight_bits(folder: Path, **keys: Any) -> Any:
     return run_config(folder, learning_rate=1e-3, **{"sharding": "fsdp"} | keys)
 
 
+def assert_nearly(found: Trained, expected: Trained) -> None:
+    """Weights within 1e-5, but for one in a thousand, whose moment was on an edge between two codes."""
+    for name, tensor in expected.weights.items():
+        apart = (found.weights[name] - tensor).abs()
+        assert float((apart > 1e-5).double().mean()) < 1e-3, name
+        assert float(apart.max()) < 1e-3, name
+    for ours, theirs in zip(found.values, expected.values, strict=True):
+        for name in ("loss", "grad_norm", "entropy"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_two_ranks_train_nearly_as_with_moments_in_float32_and_go_on_with_the_same_bits(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_train_as_one_and_go_on_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
     """Three steps, then the last one again from their checkpoint."""
     config = eight_bits(folder)
     two = sharded(tmp_path / "two", config, [1, 2, 3])
-    exact = whole(eight_bits(folder, optimizer={"eps": 1e-4}), [1, 2, 3])
-    begin = TorchLearner(config).weights().tensors
-    for name, tensor in exact.weights.items():
-        assert (two.weights[name] - tensor).norm() < 0.1 * (tensor - begin[name]).norm(), name
+    assert_nearly(two, whole(eight_bits(folder, sharding="none"), [1, 2, 3]))
     again = sharded(tmp_path / "again", config, [3], restore=two.checkpoint)
     for name, tensor in two.weights.items():
         assert torch.equal(again.weights[name], tensor), name
@@ -215,21 +236,20 @@ def test_two_ranks_train_nearly_as_with_moments_in_float32_and_go_on_with_the_sa
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("size", "keys"), [(3, {}), (4, {"tensor_parallel": 2}), (2, {"tensor_parallel": 2})])
 def test_eight_bits_fit_any_number_of_ranks(size: int, keys: dict[str, int], folder: Path, tmp_path: Path) -> None:
-    """Saved by two; others, with other parts of rows, go on as the two did: within 1e-5."""
+    """Saved by two; others, with other parts of rows, go on as the two did, and the two from their checkpoint."""
     two = sharded(tmp_path / "two", eight_bits(folder), [1, 2, 3])
     config = eight_bits(folder, num_ranks=size, **keys)
     found = sharded(tmp_path / "others", config, [3], size, restore=two.checkpoint)
     two.values = two.values[2:]
-    assert_near(found, two)
-    assert_near(sharded(tmp_path / "back", eight_bits(folder), [3], restore=found.checkpoint), two)
+    assert_nearly(found, two)
+    assert_nearly(sharded(tmp_path / "back", eight_bits(folder), [3], restore=found.checkpoint), two)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_one_rank_goes_on_from_the_eight_bits_of_two(folder: Path, tmp_path: Path) -> None:
-    """With bitsandbytes, whose blocks are others."""
+    """And two from those of one."""
     two = sharded(tmp_path / "two", eight_bits(folder), [1, 2, 3])
-    one = whole(eight_bits(folder, sharding="none", num_ranks=1), [3], restore=two.checkpoint)
-    begin = TorchLearner(eight_bits(folder)).weights().tensors
-    for name, tensor in two.weights.items():
-        assert (one.weights[name] - tensor).norm() < 0.05 * (tensor - begin[name]).norm(), name
+    one = whole(eight_bits(folder, sharding="none"), [3], restore=two.checkpoint)
+    two.values = two.values[2:]
+    assert_nearly(one, two)

@@ -73,18 +73,6 @@ def test_the_trainers_own_files_are_looked_at(tmp_path: Path) -> None:
     assert preflight(config, starts=False) == ["trainer.sft.path: /no is not here; `actors up` needs it"]
 
 
-def test_shards_in_eight_bits_need_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """bitsandbytes knows nothing of weights that are spread over ranks."""
-    monkeypatch.setattr("actors.ops.requirements.is_installed", lambda name: False)
-    sections = {
-        "model": {"path": "some/model", "compile": False},
-        "trainer": {"max_steps": 1, "sharding": "fsdp", "optimizer": {"type": "adamw_8bit"}},
-        "inference": {"engine": {"type": "embedded"}},
-    }
-    needed = "trainer.optimizer.type: needs torchao, which is not installed; install grpo-actors[torchao]"
-    assert needed in _problems(tmp_path, **sections)
-
-
 def test_packages_that_are_not_installed_are_named_with_what_brings_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
