@@ -1,10 +1,12 @@
 """Where the time of a run goes on the cores of a machine: CPU time by actor, and ten steps out of its timeline."""
 
+import math
 import os
 import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from actors.ops.trace.window import index_of, steps_of
 from actors.ops.trace.words import words
 
 Interval = tuple[float, float]
-NAME = re.compile(rb"[\0 ]--name[\0 ]([\w-]+)")
+NAME = re.compile(rb"actors[\0 ]run[\0 ].*--name[\0 ]([\w-]+)", re.DOTALL)
 """Name of an actor in the command line of its process."""
 TICKS = os.sysconf("SC_CLK_TCK")
 COMPUTING = (("trainer-0", "main"), ("inference-0", "engine"))
@@ -31,7 +33,7 @@ class CpuClock:
     def __init__(self, seconds: float = 0.2, every: int = 10) -> None:
         self._seconds, self._every, self._ends = seconds, every, threading.Event()
         self._machine: list[tuple[float, float]] = []
-        self._actors: list[tuple[float, dict[str, float]]] = []
+        self._actors: list[tuple[float, dict[tuple[str, int], float]]] = []
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> "CpuClock":
@@ -43,8 +45,10 @@ class CpuClock:
         self._thread.join(10.0)
 
     def share(self, start: float, end: float) -> float:
-        """Return the CPU time between two times, as a share of all cores."""
+        """Return the CPU time between two times, as a share of all cores; NaN between fewer than two samples."""
         inside = [(at, used) for at, used in self._machine if start <= at <= end]
+        if len(inside) < 2:
+            return math.nan
         (first, before), (last, after) = inside[0], inside[-1]
         return (after - before) / (last - first) / (os.cpu_count() or 1)
 
@@ -53,8 +57,11 @@ class CpuClock:
         inside = [(at, used) for at, used in self._actors if start <= at <= end]
         if len(inside) < 2:
             return {}
-        (first, before), (last, after) = inside[0], inside[-1]
-        return {name: (used - before.get(name, 0.0)) / (last - first) for name, used in sorted(after.items())}
+        found: dict[str, float] = {}
+        for (_, before), (_, after) in pairwise(inside):
+            for (name, pid), used in after.items():
+                found[name] = found.get(name, 0.0) + used - before.get((name, pid), 0.0)
+        return {name: used / (inside[-1][0] - inside[0][0]) for name, used in sorted(found.items())}
 
     def _sample(self) -> None:
         count = 0
@@ -67,14 +74,14 @@ class CpuClock:
             count += 1
 
 
-def _cpu_of_actors() -> Iterable[tuple[str, float]]:
-    """Yield name and CPU seconds of each process that is an actor."""
+def _cpu_of_actors() -> Iterable[tuple[tuple[str, int], float]]:
+    """Yield name and pid, and CPU seconds, of each process that is an actor."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if found := NAME.search((folder / "cmdline").read_bytes()):
                 # after the name of the program, which may have spaces and brackets
                 fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                yield found[1].decode(), (int(fields[11]) + int(fields[12])) / TICKS
+                yield (found[1].decode(), int(folder.name)), (int(fields[11]) + int(fields[12])) / TICKS
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
 

@@ -31,7 +31,6 @@ class PolicyOptimizer:
     def __init__(self, model: nn.Module, parts: list[torch.optim.Optimizer], state_format: StateFormat = PLAIN) -> None:
         self._parts, self._format = parts, state_format
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._begin()
 
     @property
     def param_groups(self) -> list[ParamGroup]:
@@ -71,18 +70,11 @@ class PolicyOptimizer:
         owners = {id(p): part for part in self._parts for group in part.param_groups for p in group["params"]}
         for part in self._parts:
             part.state.clear()  # also the counts of steps, on which Adam's bias correction depends
-        self._begin()
         for name, state in states:
             parameter = self._parameters.get(name)
             if parameter is None:
                 raise ValueError(f"optimizer state of {name}, which is not among the trained parameters")
             owners[id(parameter)].state[parameter] = self._format.loaded(parameter, state)
-
-    def _begin(self) -> None:
-        for part in self._parts:
-            for parameter in (p for group in part.param_groups for p in group["params"]):
-                if state := self._format.begin(parameter):
-                    part.state[parameter] = state
 
 
 def make_optimizer(model: nn.Module, config: TrainerConfig) -> PolicyOptimizer:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from actors.learner.shards import part, placed, spread_as
 
@@ -34,10 +33,8 @@ MOMENTS = {"1": True, "2": False}
 
 @dataclass(frozen=True)
 class StateFormat:
-    """How the state of a kind of optimizer is begun, saved and loaded. This one: as torch's optimizers have it."""
+    """How the state of a kind of optimizer is saved and loaded. This one: as torch's optimizers have it."""
 
-    begin: Callable[[Tensor], State] = lambda parameter: {}
-    """Return the state before the first update; empty: the optimizer makes it."""
     saved: Callable[[Tensor, State], State] = lambda parameter, state: state
     """Return a parameter's state in memory as a checkpoint has it."""
     loaded: Callable[[Tensor, State], State] = lambda parameter, state: {
@@ -47,37 +44,33 @@ class StateFormat:
 
 
 def has_blocks(parameter: Tensor) -> bool:
-    """Return whether the state of a spread weight is in 8 bits: each rank has rows of it, of whole blocks.
-
-    All ranks return the same.
-    """
-    rows, ranks = parameter.shape[0], 1
-    if isinstance(parameter, DTensor):
-        for axis, placement in enumerate(parameter.placements):
-            ranks *= parameter.device_mesh.size(axis) if placement.is_shard(0) else 1
-    is_on_all = -(-rows // ranks) * (ranks - 1) < rows
-    is_large = parameter.ndim > 1 and parameter.numel() >= SMALLEST
-    return is_large and is_on_all and part(parameter).shape[-1] % BLOCK == 0
+    """Return whether the state of a spread weight is in 8 bits: its rows have whole blocks. Equal on all ranks."""
+    return parameter.ndim > 1 and parameter.numel() >= SMALLEST and part(parameter).shape[-1] % BLOCK == 0
 
 
 def _whole_loaded(parameter: Tensor, state: State) -> State:
-    """Return the state for bitsandbytes, which has the scales in a line."""
-    scales = {name: value.flatten() for name, value in _tensors(state) if name.startswith("absmax")}
-    return {name: placed(value, parameter) for name, value in (state | scales).items()}
+    """Return the state for bitsandbytes, which has the scales in a line, and all large weights in 8 bits."""
+    found = dict(state)
+    for suffix, is_signed in MOMENTS.items():
+        moment, scales = (state.get(f"{name}{suffix}") for name in ("state", "absmax"))
+        if isinstance(scales, Tensor):
+            found[f"absmax{suffix}"] = scales.flatten()
+        elif isinstance(moment, Tensor) and moment.numel() >= SMALLEST:
+            values = _values(is_signed)
+            codes, scales = _quantised(moment, values)
+            found |= {f"state{suffix}": codes, f"qmap{suffix}": values, f"absmax{suffix}": scales}
+    return {name: placed(value, parameter) for name, value in found.items()}
 
 
-def _spread_begun(parameter: Tensor) -> State:
-    """Return zeros of this rank's part."""
-    from bitsandbytes.functional import create_dynamic_map
-
+def spread_begun(parameter: Tensor) -> State:
+    """Return the state of this rank's part of a weight before the first update."""
     local, found = part(parameter), State(step=0)
     for suffix, is_signed in MOMENTS.items():
         if not has_blocks(parameter):
             found[f"state{suffix}"] = torch.zeros_like(local, dtype=torch.float32)
             continue
         found[f"state{suffix}"] = torch.zeros_like(local, dtype=torch.uint8)
-        values: Tensor = create_dynamic_map(signed=is_signed)  # type: ignore[no-untyped-call]
-        found[f"qmap{suffix}"] = values.to(local.device)
+        found[f"qmap{suffix}"] = _values(is_signed).to(local.device)
         found[f"absmax{suffix}"] = torch.zeros(local.numel() // BLOCK, device=local.device)
     return found
 
@@ -88,13 +81,13 @@ def _spread_saved(parameter: Tensor, state: State) -> State:
         if name.startswith("state"):
             found[name] = spread_as(value, parameter)
         elif name.startswith("absmax"):
-            found[name] = spread_as(value.view(*part(parameter).shape[:-1], -1), parameter, per=BLOCK)
+            found[name] = spread_as(_by_row(value, part(parameter)), parameter, per=BLOCK)
     return found
 
 
 def _spread_loaded(parameter: Tensor, state: State) -> State:
     """Return this rank's part. State that another layout has in 8 bits, or in float32, is converted."""
-    found = _spread_begun(parameter)
+    found = spread_begun(parameter)
     found["step"] = int(state["step"])
     for suffix in MOMENTS:
         codes, scales, into = (source.get(f"{name}{suffix}") for name, source in
@@ -102,7 +95,7 @@ def _spread_loaded(parameter: Tensor, state: State) -> State:
         assert isinstance(codes, Tensor)
         assert isinstance(into, Tensor)
         if codes.dtype == into.dtype == torch.uint8 and isinstance(scales, Tensor):
-            rows = placed(scales.view(*parameter.shape[:-1], -1), parameter, per=BLOCK)
+            rows = placed(_by_row(scales, parameter), parameter, per=BLOCK)
             found[f"absmax{suffix}"] = part(rows).flatten()
         elif into.dtype == torch.uint8:
             codes, found[f"absmax{suffix}"] = _quantised(part(placed(codes, parameter)), found[f"qmap{suffix}"])
@@ -112,6 +105,19 @@ def _spread_loaded(parameter: Tensor, state: State) -> State:
             codes = in_float32(state, suffix)
         into.copy_(part(placed(codes, parameter)))
     return found
+
+
+def _by_row(scales: Tensor, like: Tensor) -> Tensor:
+    """Return scales with the axes of the weight; a rank without rows has none."""
+    return scales.view(*like.shape[:-1], like.shape[-1] // BLOCK)
+
+
+def _values(is_signed: bool) -> Tensor:
+    """Return the map of codes to values."""
+    from bitsandbytes.functional import create_dynamic_map
+
+    values: Tensor = create_dynamic_map(signed=is_signed)  # type: ignore[no-untyped-call]
+    return values
 
 
 def _quantised(moment: Tensor, values: Any) -> tuple[Tensor, Tensor]:
@@ -143,5 +149,5 @@ def _tensors(state: State) -> list[tuple[str, Tensor]]:
 PLAIN = StateFormat()
 WHOLE_BLOCKS = StateFormat(loaded=_whole_loaded)
 """Of bitsandbytes."""
-SPREAD_BLOCKS = StateFormat(_spread_begun, _spread_saved, _spread_loaded)
+SPREAD_BLOCKS = StateFormat(_spread_saved, _spread_loaded)
 """Of `SpreadAdamW8bit`."""

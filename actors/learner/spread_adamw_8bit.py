@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from bitsandbytes.functional import optimizer_update_8bit_blockwise, optimizer_update_32bit
 
+from actors.learner.optimizer_states import spread_begun
 from actors.learner.shards import part
 
 NAME = "adam"
@@ -15,7 +16,7 @@ NAME = "adam"
 
 
 class SpreadAdamW8bit(torch.optim.Optimizer):
-    """AdamW whose `state` is filled from outside, by `optimizer_states.SPREAD_BLOCKS`.
+    """AdamW whose state is that of `optimizer_states.SPREAD_BLOCKS`, made at the first update.
 
     Args:
         groups: parameters, each with a `weight_decay`.
@@ -32,8 +33,11 @@ class SpreadAdamW8bit(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    _update(part(parameter), part(parameter.grad).contiguous(), self.state[parameter], group)
+                if parameter.grad is None:
+                    continue
+                if not (state := self.state[parameter]):
+                    state |= spread_begun(parameter)
+                _update(part(parameter), part(parameter.grad).contiguous(), state, group)
 
 
 def _update(weight: Any, gradient: Any, state: dict[str, Any], group: dict[str, Any]) -> None:

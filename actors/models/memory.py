@@ -328,7 +328,9 @@ def _state_bytes(model: Any, trained: list[nn.Parameter], trainer: TrainerConfig
     """
     config = trainer.optimizer
     if isinstance(config, AdamW8bitConfig):
-        return sum(2 * _bytes_in_8_bits(p, spread=trainer.sharding != "none") for p in trained)
+        # of a weight whose rows are cut (Megatron), a part of a row needs whole blocks
+        rows = None if trainer.sharding == "none" else 256 * trainer.tensor_parallel
+        return sum(2 * _bytes_in_8_bits(weight, rows) for weight in trained)
     orthogonal = isinstance(config, MuonConfig)
     # Muon leaves embeddings and the output layer to Adam
     outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -336,13 +338,15 @@ def _state_bytes(model: Any, trained: list[nn.Parameter], trainer: TrainerConfig
     return sum(_trained_bytes(p) * (1 if orthogonal and p.ndim == 2 and id(p) not in outside else 2) for p in trained)
 
 
-def _bytes_in_8_bits(weight: Tensor, spread: bool) -> int:
+def _bytes_in_8_bits(weight: Tensor, rows: int | None) -> int:
     """Return the bytes of one of AdamW's moments: a byte per number, and a float32 per block of 256.
 
-    Of spread weights only those have blocks whose rows have whole ones (actors/learner/optimizer_states.py).
+    Args:
+        weight: the whole weight.
+        rows: divisor of the rows of weights with blocks (actors/learner/optimizer_states.py); None: all large ones.
     """
     count = weight.numel()
-    has_blocks = count >= 4096 and (not spread or (weight.ndim > 1 and weight.shape[-1] % 256 == 0))
+    has_blocks = count >= 4096 and (rows is None or (weight.ndim > 1 and weight.shape[-1] % rows == 0))
     return count + 4 * -(-count // 256) if has_blocks else 4 * count
 
 

@@ -51,9 +51,22 @@ def _write(path: Path, lines: list[object]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def test_an_actor_is_found_by_its_command_line_and_no_other_program() -> None:
+    """With arguments as the kernel has them, and as the title that a forked process gives itself."""
+    plain = b"python\0-P\0-m\0actors\0run\0trainer\0--config\0a/run.yaml\0--name\0trainer-0\0"
+    for line, name in (
+        (plain, b"trainer-0"),
+        (plain.replace(b"\0", b" ").rstrip() + b"\0", b"trainer-0"),
+        (b"docker\0run\0--rm\0--name\0trainer-0\0", None),
+    ):
+        found = run_trace.NAME.search(line)
+        assert (found[1] if found else None) == name
+
+
 def test_cpu_time_is_that_of_the_processes_of_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the name in their command lines; what began before the first sample does not count."""
-    used = iter([{"trainer-0": 10.0}, {"trainer-0": 10.5, "reward-0": 0.25}, {"trainer-0": 11.0, "reward-0": 0.5}] * 99)
+    """What began before the first sample does not count; a process that takes the place of another begins at 0."""
+    trainer, reward, again = ("trainer-0", 1), ("reward-0", 2), ("trainer-0", 3)
+    used = iter([{trainer: 10.0}, {trainer: 10.5, reward: 0.25}, {again: 0.5, reward: 0.5}] * 99)
     monkeypatch.setattr(run_trace, "_cpu_of_actors", lambda: next(used).items())
     start = time.time()
     with CpuClock(seconds=0.02, every=1) as clock:
