@@ -620,7 +620,12 @@ class NeverLoads(Turns):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "rule"),
-    [(GrantsAtOnce, "P28"), (AsksNobody, "P28"), (BelievesOldNews, "P28"), (NeverLoads, "liveness")],
+    [
+        (GrantsAtOnce, "P28"),
+        (AsksNobody, "P28"),
+        pytest.param(BelievesOldNews, "P28", marks=pytest.mark.long),
+        (NeverLoads, "liveness"),
+    ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_mistakes_about_turns_are_found(monkeypatch: pytest.MonkeyPatch, bug: type[Turns], rule: str) -> None:

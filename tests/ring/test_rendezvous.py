@@ -149,7 +149,7 @@ def test_engines_that_come_and_go_cost_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channel", ["rendezvous", "device"])
+@pytest.mark.parametrize("channel", first_of(["device", "rendezvous"]))
 @pytest.mark.parametrize("how", first_of(["SIGKILL", "SIGSTOP"]))
 def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, channel: str

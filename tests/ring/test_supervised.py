@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import long_but
 from tests.ports import free_port
 from tests.ring.harness import (
     ALL,
@@ -84,7 +85,7 @@ def _log(started: Processes, label: str) -> str:
     return started.text(label)[-2000:]
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", long_but(["packer", "trainer", "inference"], ALL))
 def test_every_actor_says_that_it_is_up_that_it_lives_and_that_it_leaves(
     tmp_path: Path, supervisor: Supervisor, kind: str
 ) -> None:

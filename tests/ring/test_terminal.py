@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from schemas.config import dump_config
+from tests.marks import first_of
 from tests.ring.harness import PATIENCE_SECONDS, ring_config
 from tests.terminal import Seen, on_terminal
 
@@ -58,7 +59,7 @@ def check_of(folder: Path, number: int = 300_000) -> list[str]:
     return [*ACTORS, "check", config]
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("columns", first_of(WIDTHS))
 def test_a_run_is_a_screen_in_place_that_ends_with_its_result(folder: Path, columns: int) -> None:
     """While it runs there is one screen; at the end there is one, and what the run has come to below it."""
     config = run_file(folder, inference={"engine": {"type": "fake", "token_seconds": 0.02}}, trainer={"max_steps": 6})
@@ -77,7 +78,7 @@ def test_a_run_is_a_screen_in_place_that_ends_with_its_result(folder: Path, colu
     assert any(line.startswith("done: 6 steps in ") for line in seen.lines)
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("columns", first_of(WIDTHS))
 def test_reading_a_large_data_set_has_a_bar_that_is_gone_at_the_end(tmp_path: Path, columns: int) -> None:
     """As wide as the terminal, with the share, the amount and the time left."""
     seen = on_terminal(check_of(tmp_path), columns, folder=ROOT, seconds=PATIENCE_SECONDS)

@@ -1,11 +1,16 @@
-"""One rank of a gang's learner, as a process of its own: `python -m tests.actors.learner.shard_rank FOLDER RANK`.
+"""The ranks of a gang's learner, each a process of its own: `python -m tests.actors.learner.shard_rank FOLDER`.
 
-FOLDER/task.json says what all ranks do; rank 0 leaves checkpoint/ (before the last step), weights.safetensors,
-gradients.safetensors (see `Gradients`), values.json (of each step) and computed.json (see `Computed`) there.
+They are forks of this process, which has imported torch once for all. FOLDER/task.json says what all ranks do, and how
+many there are; what a rank writes is in rank_N.log, and the first that fails ends all others. Rank 0 leaves checkpoint/
+(before the last step), weights.safetensors, gradients.safetensors (see `Gradients`), values.json (of each step) and
+computed.json (see `Computed`) there.
 """
 
 import json
+import os
+import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -127,5 +132,32 @@ def main(folder: Path, rank: int) -> None:
     leave(0)  # to tear collectives down in order is no part of the product: an actor leaves
 
 
+def forked(folder: Path, rank: int) -> int:
+    """Start a rank; return its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(folder / f"rank_{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, sys.stderr.fileno())
+    try:
+        main(folder, rank)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)  # of a rank that has left, this is never reached
+
+
+def main_of_all(folder: Path) -> None:
+    """Start all ranks, and wait for them."""
+    size = json.loads((folder / "task.json").read_text())["size"]
+    pids = [forked(folder, rank) for rank in range(size)]
+    for _ in range(size):
+        pid, status = os.wait()
+        pids.remove(pid)
+        if status:
+            for other in pids:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(f"rank failed with {os.waitstatus_to_exitcode(status)}")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main_of_all(Path(sys.argv[1]))

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,17 +97,9 @@ def sharded(
     task = {"config": as_tree(config), "steps": steps, "size": size, "restore": str(restore or ""), "groups": groups}
     (folder / "task.json").write_text(json.dumps(task))
     command = [sys.executable, "-m", "tests.actors.learner.shard_rank", str(folder)]
-    # to files: a rank whose pipe is full would stand still, and all others with it
-    logs = [folder / f"rank_{rank}.log" for rank in range(size)]
-    with ExitStack() as open_files:
-        written = [open_files.enter_context(path.open("w")) for path in logs]
-        ranks = [subprocess.Popen([*command, str(rank)], stderr=log) for rank, log in enumerate(written)]
-        try:
-            codes = [rank.wait(timeout=1000) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    assert codes == [0] * size, [path.read_text() for path in logs]
+    ended = subprocess.run(command, check=False, timeout=1000)
+    logs = {path.name: path.read_text() for path in sorted(folder.glob("rank_*.log"))}
+    assert ended.returncode == 0, logs
     values = json.loads((folder / "values.json").read_text())
     computed = json.loads((folder / "computed.json").read_text())
     weights, gradients = (load_file(folder / f"{name}.safetensors") for name in ("weights", "gradients"))
@@ -191,7 +182,8 @@ def test_four_ranks_with_quarters_make_the_steps_of_one_that_has_all(
 @pytest.mark.parametrize(
     ("kind", "sharding", "together", "size"),
     [
-        ("kl", "none", 4, 4),
+        ("kl", "none", 2, 2),
+        pytest.param("kl", "none", 4, 4, marks=pytest.mark.long),
         pytest.param("lora", "fsdp", 2, 4, marks=pytest.mark.long),
         pytest.param("lora", "none", 2, 4, marks=pytest.mark.long),
         pytest.param("full", "none", 2, 2, marks=pytest.mark.long),
@@ -228,7 +220,8 @@ def test_ranks_that_compute_rows_together_make_the_steps_of_one(
 @pytest.mark.parametrize(
     ("kind", "keys", "size"),
     [
-        ("lora", {"tensor_parallel": 2}, 4),
+        ("lora", {"tensor_parallel": 2}, 2),
+        pytest.param("lora", {"tensor_parallel": 2}, 4, marks=pytest.mark.long),
         pytest.param("kl", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
         pytest.param("full", {"tensor_parallel": 2}, 4, marks=pytest.mark.long),
         pytest.param("biased", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
@@ -238,7 +231,8 @@ def test_ranks_that_compute_rows_together_make_the_steps_of_one(
         pytest.param("selective", {"tensor_parallel": 2}, 4, marks=pytest.mark.long),
         pytest.param("checkpointing", {"tensor_parallel": 2}, 2, marks=pytest.mark.long),
         pytest.param("untied_decay", {"tensor_parallel": 2}, 4, marks=pytest.mark.long),
-        ("experts", {"expert_parallel": 2}, 4),
+        ("experts", {"expert_parallel": 2}, 2),
+        pytest.param("experts", {"expert_parallel": 2}, 4, marks=pytest.mark.long),
         pytest.param("experts", {"expert_parallel": 4}, 4, marks=pytest.mark.long),
         pytest.param("experts", {"tensor_parallel": 2, "expert_parallel": 4}, 4, marks=pytest.mark.long),
         pytest.param("experts", {"context_parallel": 2, "expert_parallel": 2}, 4, marks=pytest.mark.long),

@@ -30,6 +30,7 @@ from tests.actors.learner.steps import run_config
 from tests.actors.rollout.doubles import Client, directive, engine, ticket
 from tests.conftest import ModelFolder
 from tests.images import png
+from tests.marks import first_of
 from tests.ring.harness import ring_config
 
 SMALL, WIDE = png(8, 8), png(16, 40, seed=1)
@@ -123,6 +124,7 @@ async def test_damaged_pixels_fail_their_group_in_words_and_never_the_engine(ser
     assert (await served.sample(good)).token_ids.tolist() == expected
 
 
+@pytest.mark.parametrize("served", first_of(models.SEEING), indirect=True)
 async def test_an_engine_without_memory_for_an_image_fails_that_request(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
