@@ -90,20 +90,17 @@ def _spread_loaded(parameter: Tensor, state: State) -> State:
     found = spread_begun(parameter)
     found["step"] = int(state["step"])
     for suffix in MOMENTS:
-        codes, scales, into = (source.get(f"{name}{suffix}") for name, source in
-                               (("state", state), ("absmax", state), ("state", found)))  # fmt: skip
-        assert isinstance(codes, Tensor)
-        assert isinstance(into, Tensor)
-        if codes.dtype == into.dtype == torch.uint8 and isinstance(scales, Tensor):
-            rows = placed(_by_row(scales, parameter), parameter, per=BLOCK)
-            found[f"absmax{suffix}"] = part(rows).flatten()
-        elif into.dtype == torch.uint8:
-            codes, found[f"absmax{suffix}"] = _quantised(part(placed(codes, parameter)), found[f"qmap{suffix}"])
-            into.copy_(codes)
-            continue
-        elif codes.dtype == torch.uint8:
-            codes = in_float32(state, suffix)
-        into.copy_(part(placed(codes, parameter)))
+        whole: Any = state[f"state{suffix}"]
+        into: Any = found[f"state{suffix}"]
+        if whole.dtype == into.dtype == torch.uint8:
+            scales: Any = state[f"absmax{suffix}"]
+            found[f"absmax{suffix}"] = part(placed(_by_row(scales, parameter), parameter, per=BLOCK)).flatten()
+            local = part(placed(whole, parameter))
+        else:
+            local = part(placed(in_float32(state, suffix), parameter))
+            if into.dtype == torch.uint8:
+                local, found[f"absmax{suffix}"] = _quantised(local, found[f"qmap{suffix}"])
+        into.copy_(local)
     return found
 
 
