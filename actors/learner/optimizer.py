@@ -142,12 +142,11 @@ def _adamw_8bit(groups: list[ParamGroup], config: AdamKeys, spread: bool) -> tor
         import bitsandbytes
     except ImportError:
         raise ConfigError("trainer.optimizer.type: adamw_8bit needs bitsandbytes; install grpo-actors[bnb]") from None
+    betas = (config.beta1, config.beta2)
     if spread:
         from actors.learner.spread_adamw_8bit import SpreadAdamW8bit
 
-        return SpreadAdamW8bit(groups, (config.beta1, config.beta2), config.eps)
+        return SpreadAdamW8bit(groups, betas, config.eps)
     library: Any = bitsandbytes.optim
-    optimizer: torch.optim.Optimizer = library.AdamW8bit(
-        groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps
-    )
+    optimizer: torch.optim.Optimizer = library.AdamW8bit(groups, lr=0.0, betas=betas, eps=config.eps)
     return optimizer

@@ -37,7 +37,11 @@ class SpreadAdamW8bit(torch.optim.Optimizer):
                     continue
                 if not (state := self.state[parameter]):
                     state |= spread_begun(parameter)
-                _update(part(parameter), part(parameter.grad).contiguous(), state, group)
+                local = part(parameter)
+                weight = local.contiguous()  # kernels count numbers by their place in memory
+                _update(weight, part(parameter.grad).contiguous(), state, group)
+                if weight is not local:
+                    local.copy_(weight)
 
 
 def _update(weight: Any, gradient: Any, state: dict[str, Any], group: dict[str, Any]) -> None:

@@ -76,6 +76,14 @@ CASES = {
         {"orch.seq_len": "irrelevant", "train.warmup_ratio": "converted", "train.save_steps": "converted"},
         Options(version="2026-02"),
     ),
+    # level 3 with the optimizer that surogate takes where none is named
+    "shared out in 8 bits": Case(
+        "model: m\nlora: false\ngpus: 2\nzero_level: 3\n",
+        "batch_size: 32\nrollouts_per_example: 4\nmax_steps: 10\nsampling: {max_tokens: 100}\n" + ENV,
+        "",
+        {"trainer.optimizer.type": "adamw_8bit", "trainer.sharding": "fsdp", "trainer.num_ranks": 2},
+        {"train.zero_level": "converted"},
+    ),
     # four-bit base, noise, three GPUs with level 3: quantised weights are not shared out
     "quantised": Case(
         "model: m\nlora: true\nqlora_bnb: true\nqlora_bnb_double_quant: false\ngpus: 3\nzero_level: 3\n"
