@@ -65,11 +65,12 @@ def _whole_loaded(parameter: Tensor, state: State) -> State:
 def spread_begun(parameter: Tensor) -> State:
     """Return the state of this rank's part of a weight before the first update."""
     local, found = part(parameter), State(step=0)
+    dtype = torch.uint8 if has_blocks(parameter) else torch.float32
     for suffix, is_signed in MOMENTS.items():
-        if not has_blocks(parameter):
-            found[f"state{suffix}"] = torch.zeros_like(local, dtype=torch.float32)
+        # in rows, whatever the layout of the weight: kernels count numbers by their place in memory
+        found[f"state{suffix}"] = torch.zeros(local.shape, dtype=dtype, device=local.device)
+        if dtype == torch.float32:
             continue
-        found[f"state{suffix}"] = torch.zeros_like(local, dtype=torch.uint8)
         found[f"qmap{suffix}"] = _values(is_signed).to(local.device)
         found[f"absmax{suffix}"] = torch.zeros(local.numel() // BLOCK, device=local.device)
     return found

@@ -106,6 +106,44 @@ def test_weights_with_rows_of_whole_blocks_take_a_byte_for_a_number() -> None:
             assert scales.shape == (*moment.shape[:-1], moment.shape[-1] // 256)
 
 
+@pytest.mark.parametrize("columns", [256, 100])
+def test_weights_and_gradients_that_lie_in_columns_are_updated_as_others(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of GPUs count numbers by their place in memory, so all that they are given lies in rows."""
+    from actors.learner import spread_adamw_8bit  # here, since bitsandbytes takes seconds in every worker
+
+    given = []
+
+    def watched(kernel: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> None:
+            given.extend(value for value in (*arguments, *named.values()) if isinstance(value, Tensor))
+            kernel(*arguments, **named)
+
+        return call
+
+    for name in ("optimizer_update_32bit", "optimizer_update_8bit_blockwise"):
+        monkeypatch.setattr(spread_adamw_8bit, name, watched(getattr(spread_adamw_8bit, name)))
+    torch.manual_seed(0)
+    values = torch.randn(80, columns)
+    by_rows, by_columns = nn.Linear(columns, 80, bias=False), nn.Linear(columns, 80, bias=False)
+    by_rows.weight = nn.Parameter(values.clone())
+    by_columns.weight = nn.Parameter(values.T.contiguous().T)
+    assert not by_columns.weight.is_contiguous()
+    optimizers = made(by_rows, "fsdp"), made(by_columns, "fsdp")
+    for _ in range(3):
+        gradient = torch.randn(80, columns)
+        by_rows.weight.grad, by_columns.weight.grad = gradient.clone(), gradient.T.contiguous().T
+        for optimizer in optimizers:
+            optimizer.step()
+        assert torch.equal(by_rows.weight, by_columns.weight)
+    assert not torch.equal(by_rows.weight, values)
+    assert len(given) >= 4 * 2 * 3
+    assert all(value.is_contiguous() for value in given)
+    kept = [saved(optimizer)["weight"]["state1"] for optimizer in optimizers]
+    assert torch.equal(torch.as_tensor(kept[0]), torch.as_tensor(kept[1]))
+
+
 @pytest.mark.parametrize(("first", "then"), [("fsdp", "none"), ("none", "fsdp")])
 def test_a_run_that_changes_its_sharding_keeps_its_moments(first: str, then: str) -> None:
     """To the bit where both have them in 8 bits or in float32, and so does the next update; others are converted."""
